@@ -11,7 +11,7 @@ import pytest
 
 import railgun
 from railgun import Collect, Flow, Items, Reader, Source, StepError
-from railgun.engine.operators.describe import tell
+from railgun.engine.operators.describe import describe_error
 from railgun.engine.operators.functions import check_time
 from railgun.flows.errors import InterruptedCallError
 from railgun.testing.flow_tester import FlowTester
@@ -126,4 +126,4 @@ def test_what_railgun_raises_itself_keeps_its_way() -> None:
     with pytest.raises(TypeError) as caught:
         check_time("a time", "noon")
     caught.value.__traceback__ = caught.tb.tb_next
-    assert RAILGUN in tell(caught.value)
+    assert RAILGUN in describe_error(caught.value)

@@ -84,7 +84,7 @@ def test_a_stream_is_read_whole_by_readers_that_move(node: Served, client: SyncC
 def test_a_reader_follows_and_is_stopped_by_its_own_slowness(
     node: Served, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_source, "AHEAD", 2000)
+    monkeypatch.setattr(stream_source, "READ_AHEAD_MESSAGES", 2000)
     monkeypatch.setattr(stream_source, "PREFETCH", 1000)
     client.ensure("orders")
     client.publish_many("orders", [str(n) for n in range(20_000)])

@@ -13,7 +13,7 @@ from verification.rescale.mutants import NoDrop
 from verification.rescale.simulator import Plan, Simulation, shrink, simulate
 
 from railgun.engine.protocol.rescale import messages as m
-from railgun.engine.protocol.rescale.distributor import ADDING, Distributor
+from railgun.engine.protocol.rescale.distributor import ADDITIVE_EVENTS, Distributor
 
 KEPT = [
     tuple(line.split()[:2])
@@ -83,8 +83,8 @@ class SettlesAgain(Distributor):
 
     def handle(self, event: m.Event) -> list[m.Command]:
         commands = super().handle(event)
-        if isinstance(event.message if isinstance(event, m.Received) else event, ADDING):
-            self._settle_down()
+        if isinstance(event.message if isinstance(event, m.Received) else event, ADDITIVE_EVENTS):
+            self._make_progress()
             assert not self.out, f"{event} made {self.out} possible"
         return commands
 

@@ -84,7 +84,7 @@ class ReleaseWithAcked(_ReleasesAtClose):
     __slots__ = ()
 
     def por(self, entry: Entry) -> int:
-        return entry.told
+        return entry.acknowledged
 
 
 @mutant(Case(messages=1, closes=1, crashes=1))
@@ -117,7 +117,7 @@ class ResumeAtAcked(Table):
     def notify(self, session: int, stream: str) -> list[FromTable]:
         entry = self.entries.get(stream)
         if entry is not None and entry.state is State.DETACHED:
-            entry.seen = entry.told
+            entry.seen = entry.acknowledged
         return super().notify(session, stream)
 
 
@@ -234,9 +234,9 @@ class ToldBefore(Table):
     __slots__ = ()
 
     def _open(self, entry: Entry, session: int, stream: str) -> None:
-        told = entry.told
+        told = entry.acknowledged
         super()._open(entry, session, stream)
-        entry.told = max(told, entry.seen)
+        entry.acknowledged = max(told, entry.seen)
 
 
 # ---------------------------------------------------------------- the controller's registry

@@ -231,7 +231,7 @@ class FedWorld(World):
         self.doors: dict[Process, _Door] = {}
         self.job = job
         self.steps = 0
-        super().__init__(job.plan, job.workers, job.chance, NOW, keeper, forgiving=True)
+        super().__init__(job.plan, job.workers, job.chance, NOW, keeper, report_errors=True)
 
     def begun(self, process: Process) -> None:
         """A worker listens."""
@@ -241,7 +241,7 @@ class FedWorld(World):
             judge = partial(self.job.judged, one.judge)
             setattr(one, "judge", judge)  # noqa: B010  (mypy takes no assignment to a method)
 
-    def told_of_stream(self, process: Process, order: control.Streams) -> None:
+    def on_stream_order(self, process: Process, order: control.Streams) -> None:
         """As the door of a worker does it."""
         receiving = self.doors[process].receiving
         match order:
@@ -290,8 +290,8 @@ class FedWorld(World):
             return True
         return super().happen()
 
-    def _things(self) -> list[Callable[[], None]]:
-        return [*super()._things(), *self._fed_things()]
+    def _possible_events(self) -> list[Callable[[], None]]:
+        return [*super()._possible_events(), *self._fed_things()]
 
     def _fed_things(self) -> list[Callable[[], None]]:
         there = {process.worker: door for process, door in self.doors.items()}

@@ -166,8 +166,10 @@ class NoHoldAtHome(Distributor):
     class _Collect(Collect):
         __slots__ = ()
 
-        def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-            known, held = super().whereabouts(hashes)
+        def whitelisted_and_held(
+            self, hashes: Hashes
+        ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+            known, held = super().whitelisted_and_held(hashes)
             return known | held, np.zeros_like(held)
 
     phases = with_phase(_Collect)
@@ -182,7 +184,9 @@ class TurnByHash(Distributor):
     class _Collect(Collect):
         __slots__ = ()
 
-        def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        def whitelisted_and_held(
+            self, hashes: Hashes
+        ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
             found = self.order.find(hashes) >= 0
             at = np.searchsorted(self.order.sorted, hashes)
             return found & (at >= self.high), found & (at >= self.low) & (at < self.high)
@@ -247,7 +251,7 @@ class DoneTooSoon(_FlushedAnyTime):
         def move(self, worker: Machine, keys: int) -> None:
             super().move(worker, keys)
             if self.high == len(self.order):
-                worker.tell(worker.peers, m.Done(worker.migration_now().epoch))
+                worker.broadcast(worker.peers, m.Done(worker.migration_now().epoch))
                 assert isinstance(worker, Distributor)
                 worker._on_done(worker.worker)
 
@@ -259,7 +263,7 @@ class DoneTooSoon(_FlushedAnyTime):
             if len(phase.order) == 0:
                 super()._try_done()
             else:
-                self.go("no key left, Done is told")
+                self.enter_phase("no key left, Done is sent")
 
 
 @mutant("plain")
@@ -494,9 +498,9 @@ class IdleIsAPromise(Distributor):
 
         def advance(self, members: Iterable[Worker]) -> int | None:
             value = min(self.of(worker) for worker in members)
-            if value <= self.told:
+            if value <= self.announced:
                 return None
-            self.told = value
+            self.announced = value
             return value
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -690,7 +694,7 @@ class SnapshotWhileStarting(Coordinator):
 
     __slots__ = ()
 
-    def _quiet(self) -> bool:
+    def _may_begin_snapshot(self) -> bool:
         return self.phase != "joining"
 
 

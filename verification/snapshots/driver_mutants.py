@@ -115,22 +115,28 @@ _LOADING: Final[Mapping[str, Rewrite]] = {
 
 _CHANGES: Final[Mapping[str, Rewrite]] = {
     "A key that moves forgets that it is part of an unsettled snapshot": _one(
-        Changes, "leave", "if key in self.changed or key in self.flying", "if key in self.changed"
+        Changes,
+        "leave",
+        "if key in self.changed or key in self.in_flight",
+        "if key in self.changed",
     ),
     "A key that moves forgets that it changed after the cut": _one(
-        Changes, "leave", "if key in self.changed or key in self.flying", "if key in self.flying"
+        Changes,
+        "leave",
+        "if key in self.changed or key in self.in_flight",
+        "if key in self.in_flight",
     ),
     "A key that moves during a snapshot moves without its changes": _one(
         Changes,
         "leave",
-        "if not self.changed and not self.flying:",
-        "if not self.changed or self.flying:",
+        "if not self.changed and not self.in_flight:",
+        "if not self.changed or self.in_flight:",
     ),
     "What changed stays changed only if the snapshot fails, and what changed since is forgotten": _one(
-        Changes, "settle", "self.changed |= self.flying", "self.changed = self.flying"
+        Changes, "settle", "self.changed |= self.in_flight", "self.changed = self.in_flight"
     ),
     "A committed snapshot forgets what changed since its cut": _one(
-        Changes, "settle", "self.flying = set()", "self.flying = self.changed = set()"
+        Changes, "settle", "self.in_flight = set()", "self.in_flight = self.changed = set()"
     ),
     "What has failed to be saved is saved only if nothing changed since": _one(
         Changes, "settle", "if not committed:", "if not committed and not self.changed:"
@@ -147,17 +153,17 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
     "The first key of a block is not saved": _one(
         Changes,
         "step",
-        "for _ in range(min(BLOCK, len(self._left)))]",
-        "for _ in range(min(BLOCK, len(self._left)))][1:] or []",
+        "for _ in range(min(BLOCK_KEYS, len(self._left)))]",
+        "for _ in range(min(BLOCK_KEYS, len(self._left)))][1:] or []",
     ),
     "Saving of a full snapshot ends one block early": _one(
-        Changes, "step", "if block:", "if len(block) == BLOCK:"
+        Changes, "step", "if block:", "if len(block) == BLOCK_KEYS:"
     ),
     "Saving ends one block early": _one(
-        Changes, "step", "elif self._left:", "elif len(self._left) >= BLOCK:"
+        Changes, "step", "elif self._left:", "elif len(self._left) >= BLOCK_KEYS:"
     ),
     "A worker that leaves hands over only deletions before the cut": _one(
-        Changes, "deleted", "[*{*self.changed, *self.flying}]", "[*self.flying]"
+        Changes, "deleted", "[*{*self.changed, *self.in_flight}]", "[*self.in_flight]"
     ),
     "A key that is made after the cut of a full snapshot is saved with it": _one(
         Changes,
@@ -184,7 +190,10 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
         Changes,
         "_touch",
         (
-            ("if count > MOST_KEYS:", "if self.all_changed and count > MOST_KEYS:"),
+            (
+                "if count > MAX_ALL_CHANGED_KEYS:",
+                "if self.all_changed and count > MAX_ALL_CHANGED_KEYS:",
+            ),
             ("if not self.all_changed:", "elif not self.all_changed:"),
         ),
     ),
@@ -198,7 +207,7 @@ _SAVER: Final[Mapping[str, Rewrite]] = {
         Saver, "settle", "operator.changes.settle(order.committed)", "operator.changes.settle(True)"
     ),
     "Output of workers that have left is not published": _one(
-        Saver, "_share", "self._prepared += given", "pass"
+        Saver, "_share", "self._prepared += received", "pass"
     ),
     "Output that one worker commits for all is left to it before the snapshot is safe": _one(
         Saver,
@@ -242,7 +251,7 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
     "What workers that left handed over is in every further snapshot": _one(
         Storekeeper,
         "written",
-        "self._left = [left for left in self._left if left not in self._in_manifest]",
+        "self._farewells = [f for f in self._farewells if f not in self._in_manifest]",
         "pass",
     ),
     "A full snapshot builds upon the one before": _one(
@@ -264,7 +273,7 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
         "manifest = self._writing = self.manifest = replace(",
     ),
     "What workers of an older generation handed over is kept": _one(
-        Storekeeper, "new_generation", "self.reports, self._left = {}, []", "self.reports = {}"
+        Storekeeper, "new_generation", "self.reports, self._farewells = {}, []", "self.reports = {}"
     ),
     "Reports of a snapshot that failed count for the next": _one(
         Storekeeper, "record", "self.reports = {}\n", "pass\n"
@@ -273,13 +282,16 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
         Storekeeper, "_manifest", "{repr(t): t for", "{t.step: t for"
     ),
     "Output of workers that have left is told to nobody": _one(
-        Storekeeper, "orphans", "for left in self._in_manifest", "for left in self._left"
+        Storekeeper,
+        "tokens_of_departed",
+        "for farewell in self._in_manifest",
+        "for farewell in self._farewells",
     ),
     "Output that one worker commits for all is told to nobody": _one(
         Storekeeper, "tokens_for_one", "if token.step in together]", "if False]"
     ),
     "Generations are used that were not written down": _one(
-        Storekeeper, "_use", "self.store.use_generation(ahead)", "pass"
+        Storekeeper, "_reserve", "self.store.use_generation(ahead)", "pass"
     ),
     "A generation begins with the snapshot the job began with": _one(
         Storekeeper, "written", "= self._writing,", "= self.manifest or self._writing,"
@@ -294,7 +306,10 @@ _STORE: Final[Mapping[str, Rewrite]] = {
         SnapshotStore, "_take_back", 'self.disk.sync(self._at("manifests"))', "pass"
     ),
     "A manifest that cannot be taken back is taken for gone": _one(
-        Storekeeper, "write", "self._decide(order.snapshot, str(error), then)", "then(str(error))"
+        Storekeeper,
+        "write",
+        "self._take_back_later(order.snapshot, str(error), then)",
+        "then(str(error))",
     ),
     "Retention deletes files before manifests": Rewrite(
         SnapshotStore,

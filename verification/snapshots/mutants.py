@@ -168,7 +168,7 @@ def changes_do_not_move() -> list[Change]:
     def leave(self: Changes, keys: Sequence[Any]) -> list[Any]:
         self.preserve(keys)
         self.changed.difference_update(keys)
-        self.flying.difference_update(keys)
+        self.in_flight.difference_update(keys)
         return []
 
     return [(Changes, "leave", leave)]
@@ -220,7 +220,7 @@ def aborted_keys_forgotten() -> list[Change]:
     """What a snapshot that failed was to save is not saved again."""
 
     def settle(self: Changes, committed: bool) -> None:
-        self.flying = set()
+        self.in_flight = set()
 
     return [(Changes, "settle", settle)]
 

@@ -1,4 +1,4 @@
-"""The clocks of a node."""
+"""Clocks of a node: the time of day, and a clock that never jumps."""
 
 from __future__ import annotations
 
@@ -13,5 +13,8 @@ def time_of_day() -> int:
 
 
 def steady_us() -> int:
-    """Return the time of a clock that never jumps (µs); where there is one, it goes on while the machine sleeps."""
+    """Return the time (µs) of a clock that never jumps.
+
+    Where the system has such a clock, it runs while the machine sleeps.
+    """
     return time.clock_gettime_ns(_STEADY) // 1000

@@ -1,4 +1,4 @@
-"""What can go wrong with a stream, above all on disk. Each error has a `code`, which travels to clients."""
+"""Errors of streams, above all those of the disk. Each error has a `code`, which is sent to clients."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from typing import ClassVar, Final
 from railgun.errors import LaterVersionError, RailgunError, said
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What systems call no room for more: on the disk, in a quota, in a file."""
+"""Errors of system calls that mean "no room for more": on the disk, in a quota, or in a file."""
 REFUSED: Final = FULL | {errno.EROFS}
-"""A write with one of these errors has stored nothing that cannot be cut off, and may work later."""
+"""A write that fails with one of these errors has stored nothing that cannot be cut off, and may succeed later."""
 
 
 class StorageError(RailgunError):
-    """Something on disk could not be written or read."""
+    """A file could not be written or read."""
 
     code: ClassVar[str] = "STORAGE"
 
 
 class NoSpaceError(StorageError):
-    """There is no room on the disk, or a limit is reached: nothing was stored. It may be tried again."""
+    """The disk is full, or a limit is reached: nothing was stored. The write may be tried again."""
 
     code = "NO_SPACE"
 
 
 class BadRequestError(RailgunError):
-    """A call that makes no sense: there is none of that name, or not with these arguments."""
+    """A call that is not valid: its name is unknown, or its arguments do not fit."""
 
     code: ClassVar[str] = "BAD_REQUEST"
 
 
 class NoStreamError(RailgunError, LookupError):
-    """There is no stream of that name."""
+    """No stream has this name."""
 
     code: ClassVar[str] = "NO_STREAM"
 
 
 class StreamReplacedError(RailgunError):
-    """A position is of a stream that was deleted; another one of its name was made since."""
+    """A position belongs to a stream that was deleted; another stream was made with the same name since."""
 
     code: ClassVar[str] = "STREAM_REPLACED"
 
 
 class CopyBehindError(RailgunError):
-    """This copy of a stream does not have a position yet, or not for certain: it may be tried again."""
+    """This copy of a stream does not have a position yet, or not for certain. The request may be tried again."""
 
     code: ClassVar[str] = "COPY_BEHIND"
 
 
 class NoGroupError(RailgunError, LookupError):
-    """There is no group of that name."""
+    """No consumer group has this name."""
 
     code: ClassVar[str] = "NO_GROUP"
 
 
 class NoMasterError(RailgunError):
-    """Nobody can take it now: nothing was done, and it may be tried again.
+    """No node can take the request now: nothing was done, and it may be tried again.
 
-    `no_quorum`: the node has known no leader for a while, so another try at this node is of no use soon.
+    `no_quorum`: the node has known no leader for a while, so trying again soon at this node is of no use.
     """
 
     code: ClassVar[str] = "NO_MASTER"
@@ -70,37 +70,43 @@ class NoMasterError(RailgunError):
 
 
 class StoppingError(RailgunError):
-    """The node is about to end, and has not begun with it: nothing was done. Ask another node, or this one later."""
+    """The node is about to stop, and has not begun the request: nothing was done.
+
+    Try another node, or this one later.
+    """
 
     code: ClassVar[str] = "STOPPING"
 
 
 class DeposedError(RailgunError):
-    """Who took it is no master any more, and was so before it was safe: it may be stored or not."""
+    """The node that took the request lost mastership before the write was safe: it may be stored or not."""
 
     code: ClassVar[str] = "DEPOSED"
 
 
 class NotEnoughReplicasError(RailgunError):
-    """Too few replicas of a stream can write: nothing was stored, and it may be tried again."""
+    """Too few replicas of a stream can write: nothing was stored, and the request may be tried again."""
 
     code: ClassVar[str] = "NOT_ENOUGH_REPLICAS"
 
 
 class NotEnoughReplicasAfterAppendError(RailgunError):
-    """The master has stored it, and too few replicas can: it may get lost, or be safe when they can write again."""
+    """The master has stored the messages, but too few replicas can.
+
+    The messages may get lost, or become safe when the replicas can write again.
+    """
 
     code: ClassVar[str] = "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
 
 
 class PortTakenError(RailgunError):
-    """Somebody else listens there."""
+    """Another process listens on this port."""
 
     code: ClassVar[str] = "PORT_TAKEN"
 
 
 class NotPersistentError(RailgunError):
-    """An ephemeral stream was asked for what only a persistent one has."""
+    """A call that needs a persistent stream was made for an ephemeral one."""
 
     code: ClassVar[str] = "NOT_PERSISTENT"
 
@@ -139,11 +145,11 @@ _CAUSES: Final[Mapping[int, tuple[str, str]]] = {
         "Raise the limit (ulimit -n, or LimitNOFILE of its systemd unit)",
     ),
 }
-"""What errors of the system mean, and what to do about each."""
+"""By error number of the system: what the error means, and what to do about it."""
 
 
 def cause_of(error: OSError) -> tuple[str, str]:
-    """Return what a disk says in words, and what to do about it; both without a full stop.
+    """Return the meaning of an error of the disk, and what to do about it; both without a full stop.
 
     >>> cause_of(OSError(errno.EROFS, "Read-only file system"))[0]
     'the file system is read-only (Read-only file system)'
@@ -156,7 +162,7 @@ def cause_of(error: OSError) -> tuple[str, str]:
 
 
 def storage_error(error: OSError, what: str) -> StorageError:
-    """Return what a disk says as an error with a name; `what` is what could not be done.
+    """Return the typed error for an error of the disk; `what` says which action failed.
 
     >>> storage_error(OSError(errno.EFBIG, "File too large"), "the stream 'a' cannot be made")
     NoSpaceError("the stream 'a' cannot be made: the file size limit of the node's process is reached (...")
@@ -167,7 +173,7 @@ def storage_error(error: OSError, what: str) -> StorageError:
 
 
 def refusal(trouble: StorageError) -> StorageError:
-    """Return the error for one write that was refused because of a trouble, which is to be its cause (`raise … from`).
+    """Return the error for one write that was refused because of `trouble`. Raise it `from` the trouble.
 
     >>> refusal(NoSpaceError("the log cannot be written: the disk is full."))
     NoSpaceError('the log cannot be written: the disk is full. Nothing was stored.')
@@ -176,37 +182,40 @@ def refusal(trouble: StorageError) -> StorageError:
 
 
 def trouble_in(error: RailgunError) -> str:
-    """Return what an error says of the disk, without what became of the one write that it refused.
+    """Return what an error says about the disk, without what became of the one write that was refused.
 
-    Others may say it of other writes, which are stored elsewhere.
+    The result can be shown to publishers of other messages, which are stored elsewhere.
     """
     cause = error.__cause__
     return str(cause if is_refusal(error) and isinstance(cause, StorageError) else error)
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Return whether a disk has refused something, and is as it was before: it may work later, and elsewhere."""
+    """Return whether a disk has refused a write and is unchanged: the write may succeed later, or elsewhere."""
     return type(error) in (StorageError, NoSpaceError)
 
 
 class LogFailedError(StorageError):
-    """A write or a sync has failed: this log takes nothing more. What was not acknowledged may be stored or not."""
+    """A write or a sync has failed: the log takes no more writes. Unacknowledged messages may be stored or not."""
 
     code = "LOG_FAILED"
 
 
 class DamagedLogError(StorageError):
-    """Bytes that were stored for good are not what they were. Nothing was changed; `offset` is the first one lost."""
+    """Bytes that were synced have changed since; `offset` is the first one that cannot be read.
+
+    No file was modified.
+    """
 
     code = "LOG_DAMAGED"
 
-    def __init__(self, told: str, offset: int) -> None:
-        super().__init__(told)
+    def __init__(self, text: str, offset: int) -> None:
+        super().__init__(text)
         self.offset = offset
 
 
 def damaged(what: str, offset: int, position: int, problem: str) -> DamagedLogError:
-    """The damage of a file of a log: at this byte, where the batch of this offset should be."""
+    """Return the error for a damaged file of a log: the batch of `offset` should begin at byte `position`."""
     return DamagedLogError(
         f"{what} is damaged at byte {position}: where offset {offset} should be, there is {problem}. Nothing was "
         f"changed. All before offset {offset} can be read; nothing is appended. Restore the file; the node of a "
@@ -216,13 +225,13 @@ def damaged(what: str, offset: int, position: int, problem: str) -> DamagedLogEr
 
 
 class LaterFormatError(StorageError, LaterVersionError):
-    """A file of a later version of Railgun: it was not opened, and nothing of it was changed."""
+    """A file was written by a later version of Railgun: it was not opened, and not changed."""
 
     code = "LATER_VERSION"
 
 
 def later_format(what: str, problem: object) -> LaterFormatError:
-    """Return the error for a file of a later version; `what` names the file, `problem` what was found in it."""
+    """Return the error for a file of a later version; `what` names the file, `problem` says what was found in it."""
     return LaterFormatError(
         f"{what} was written by a later version of Railgun: {problem}. Nothing was changed, and nothing is lost. Start "
         "the version that wrote it, or a later one."
@@ -230,9 +239,9 @@ def later_format(what: str, problem: object) -> LaterFormatError:
 
 
 def later_tail(what: str, path: str, position: int, version: bytes) -> LaterFormatError:
-    """Return the error for the end of a file that looks torn, and begins with the version of a later Railgun.
+    """Return the error for a file whose end looks torn but begins with the version of a later Railgun.
 
-    `what` names the file in words, `path` is where it lies, `position` the byte at which that version stands.
+    `what` names the file in words, `path` is where it lies, `position` is the byte at which that version stands.
     """
     return LaterFormatError(
         f"{what} ends at byte {position} with {version!r}, which a later version of Railgun writes, and which cannot "
@@ -242,32 +251,32 @@ def later_tail(what: str, path: str, position: int, version: bytes) -> LaterForm
 
 
 class OrderError(StorageError):
-    """A batch that does not follow the last one of the log: nothing of it was stored."""
+    """A batch does not follow the last one of the log: nothing of it was stored."""
 
     code = "OUT_OF_ORDER"
 
 
 class TrimmedError(StorageError):
-    """An offset below the first one that is still kept, which is `first`."""
+    """An offset is below `first`, the first one that is still kept."""
 
     code = "TRIMMED"
 
-    def __init__(self, told: str, first: int) -> None:
-        super().__init__(told)
+    def __init__(self, text: str, first: int) -> None:
+        super().__init__(text)
         self.first = first
 
 
 class BeyondEndError(StorageError):
-    """An offset that no message has yet; the next one will get `end`."""
+    """An offset has no message yet; the next message gets the offset `end`."""
 
     code = "BEYOND_END"
 
-    def __init__(self, told: str, end: int) -> None:
-        super().__init__(told)
+    def __init__(self, text: str, end: int) -> None:
+        super().__init__(text)
         self.end = end
 
 
 class ClosedError(StorageError):
-    """It was closed, and takes nothing more."""
+    """The log or file was closed, and takes no more writes."""
 
     code = "CLOSED"

@@ -1,4 +1,4 @@
-"""What a stream is, as it is asked for and kept: its kind, and the rules it has."""
+"""Settings of a stream: its kind and its rules, as users give them and as they are stored."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from railgun.broker.protocol.groups import GroupConfig
 from railgun.errors import RailgunError
 
 SECOND: Final = 1_000_000
-MOST: Final = 1e15
-"""No setting of a stream is as large as this."""
+SETTING_LIMIT: Final = 1e15
+"""Every number in the settings of a stream is below this."""
 Kind = Literal["persistent", "ephemeral"]
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 DEAD: Final = ".dlq"
-"""The dead letters of a stream are in the stream of its name with this at its end."""
+"""The dead letters of a stream are in the stream named after it, with this suffix."""
 
 STAGING: Final = ".staged"
-"""What producers stage for a stream is in the stream of its name with this at its end, which nobody sees."""
+"""Staged messages of producers are in the stream named after their stream, with this suffix. Users never see it."""
 PRODUCER: Final = "!"
-"""Notes of producers are kept under this and their name, beside the states of groups."""
+"""Prefix of the names under which the group log keeps records of producers, beside the states of groups."""
 REDRIVE: Final = "redrive"
-"""The group of the dead letters of a stream that has finished with those that were redriven."""
+"""The consumer group, on the dead letters of a stream, that has finished with the redriven ones."""
 TRACKED: Final = "@"
-"""A tracked consumer is an exclusive group of its own, whose name is the consumer's ID behind this."""
+"""Prefix of the group of a tracked consumer: an exclusive group of its own, named after the consumer's ID."""
 
 
 class BadSettingsError(RailgunError):
-    """A stream that cannot be as it is asked for."""
+    """The settings of a stream are not valid."""
 
     code: ClassVar[str] = "BAD_SETTINGS"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What a stream is. Times in seconds; None: without that rule.
+    """The settings of a stream. Times are in seconds; None switches a rule off.
 
     >>> StreamSettings.of({"max_age": 3600})
     StreamSettings(kind=..., max_age=3600, ...)
@@ -48,14 +48,14 @@ class StreamSettings:
 
     kind: Kind = "persistent"
     id_box: float = 120.0
-    """For so long an ID is remembered."""
+    """The deduplication window ("ID time box"): for how long the ID of a message is remembered."""
     max_ids: int = 1_000_000
     duplicates: Literal["refuse", "ok"] = "refuse"
-    """What a publisher is told of an ID that is there already."""
+    """The answer to a publisher if the ID of its message is already stored: an error, or OK."""
     max_age: float | None = None
     max_bytes: int | None = None
     max_staged: int = 8 << 30
-    """Bytes that producers may have staged for it and not committed."""
+    """Bytes that producers may have staged for the stream without committing them."""
     dead_distance: int | None = None
     """Dead-letter a message that failed once a message more than this many offsets later is acknowledged, or when more
     than this many of its deliveries failed; 0: when it fails for the first time."""
@@ -66,47 +66,48 @@ class StreamSettings:
 
     @staticmethod
     def names() -> frozenset[str]:
-        """Return which settings there are."""
+        """Return the names of all settings."""
         return frozenset(field.name for field in dataclasses.fields(StreamSettings))
 
     @staticmethod
-    def of(asked: Any) -> StreamSettings:
-        """As it was asked for, by an object of JSON."""
-        if not isinstance(asked, dict):
-            raise BadSettingsError(f"settings are an object, not {type(asked).__name__}")
-        if "region" in asked:  # a cluster has taken it out before
+    def of(raw: Any) -> StreamSettings:
+        """Return the settings that a JSON object describes; raise `BadSettingsError` if they are not valid."""
+        if not isinstance(raw, dict):
+            raise BadSettingsError(f"settings are an object, not {type(raw).__name__}")
+        if "region" in raw:  # in a cluster, the region was taken out before this is called
             raise BadSettingsError(
-                f"region is {asked['region']!r}: regions belong to a cluster, and this node is in none. Leave region "
+                f"region is {raw['region']!r}: regions belong to a cluster, and this node is in none. Leave region "
                 "out, or ask a node of a cluster"
             )
-        known = StreamSettings.names()
-        for name in asked:
-            if name not in known:
+        names = StreamSettings.names()
+        for name in raw:
+            if name not in names:
                 raise BadSettingsError(
-                    f"a stream has no setting {name!r}; there are {', '.join(sorted(known))}"
+                    f"a stream has no setting {name!r}; there are {', '.join(sorted(names))}"
                 )
-        made = StreamSettings(**asked)
-        made.check()
-        return made
+        settings = StreamSettings(**raw)
+        settings.check()
+        return settings
 
     @staticmethod
-    def merged(existing: Mapping[str, Any] | None, asked: Any) -> StreamSettings:
-        """Return what a stream with the settings `existing` (None: there is none) is asked to be.
+    def merged(existing: Mapping[str, Any] | None, changes: Any) -> StreamSettings:
+        """Return the settings of a stream after a request to change them.
 
-        What is not asked for stays as it is, and the whole is checked. What is asked for of another kind of stream is
-        taken by itself: it cannot be merged, and the stream stays what it is.
+        `existing`: its settings now (None: there is no stream). A setting that `changes` leaves out stays as it is, and
+        the result is checked as a whole. If `changes` names another kind of stream, it is taken alone: the kinds cannot
+        be merged.
 
         >>> StreamSettings.merged({"id_box": 10.0}, {"max_age": 60}).id_box
         10.0
         """
-        if not isinstance(asked, dict):
-            raise BadSettingsError(f"settings are an object, not {type(asked).__name__}")
-        if existing is None or asked.get("kind", existing.get("kind")) != existing.get("kind"):
-            return StreamSettings.of(asked)
-        return StreamSettings.of(dict(existing) | asked)
+        if not isinstance(changes, dict):
+            raise BadSettingsError(f"settings are an object, not {type(changes).__name__}")
+        if existing is None or changes.get("kind", existing.get("kind")) != existing.get("kind"):
+            return StreamSettings.of(changes)
+        return StreamSettings.of(dict(existing) | changes)
 
     def check(self) -> None:
-        """Refuse what cannot be."""
+        """Raise `BadSettingsError` if a setting is out of range, or two of them contradict each other."""
         if self.kind not in ("persistent", "ephemeral"):
             raise BadSettingsError(f"kind is 'persistent' or 'ephemeral', not {self.kind!r}")
         if self.duplicates not in ("refuse", "ok"):
@@ -127,8 +128,8 @@ class StreamSettings:
                 raise BadSettingsError(f"{name} is {kind}, not {value!r}")
             if not value >= least:
                 raise BadSettingsError(f"{name} is {value}, and must be at least {least}")
-            if not value < MOST:
-                raise BadSettingsError(f"{name} is {value}, and must be below {MOST:g}")
+            if not value < SETTING_LIMIT:
+                raise BadSettingsError(f"{name} is {value}, and must be below {SETTING_LIMIT:g}")
         if self.kind == "ephemeral" and self != StreamSettings(kind="ephemeral"):
             raise BadSettingsError("an ephemeral stream keeps nothing: it has no other settings")
         if self.max_age is not None and self.max_age < self.id_box:
@@ -139,24 +140,31 @@ class StreamSettings:
 
     @property
     def limited(self) -> bool:
-        """Whether messages are taken away some day."""
+        """Whether retention takes messages away, by age or by size."""
         return self.max_age is not None or self.max_bytes is not None
 
     def group(self, exclusive: bool, ack_wait: int) -> GroupConfig:
-        """How a group of it is served."""
+        """Return the configuration of a consumer group of the stream; `ack_wait` is in µs (0: wait without limit)."""
         age = None if self.dead_age is None else int(self.dead_age * SECOND)
         wait = ack_wait or None
         return GroupConfig(exclusive, wait, self.dead_distance, self.dead_deliveries, age)
 
 
 def check_group(name: str) -> str:
-    """Check the name of a group, or of a tracked consumer: its ID behind `@`."""
+    """Return the name of a group, or of a tracked consumer (`@` and its ID).
+
+    Raise `BadSettingsError` if it is not valid.
+    """
     check_name(name.removeprefix(TRACKED))
     return name
 
 
 def check_name(name: str) -> str:
-    """The name of a stream or a group: letters, digits, `_`, `.` and `-`."""
+    """Return the name of a stream or a group.
+
+    Raise `BadSettingsError` if it has other characters than letters, digits, `_`, `.` and `-`, begins with one of the
+    last two, or is too long.
+    """
     if not _NAME.fullmatch(name):
         raise BadSettingsError(
             f"{name[:80]!r} cannot be a name: letters, digits, '_', '.' and '-', at most 200, none of the last "

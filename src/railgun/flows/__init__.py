@@ -1,1 +1,1 @@
-"""What users write: flows of steps, sources and sinks; compiled to stages by `plan`."""
+"""Define flows: steps, sources and sinks, as users write them, and their compilation to stages (`plan`)."""

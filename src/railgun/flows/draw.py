@@ -1,6 +1,6 @@
-"""Draw: a flow as a picture, from its plan.
+"""Draw a flow as a picture, from its plan.
 
-What runs is what is drawn: the stages of the plan, the steps in each, and the edges between them. Rules:
+The picture shows what runs: the stages of the plan, the steps in each, and the edges between them. Rules:
 
 1. A stage is a box, named after its ports. A `key_by` stands in the stage it opens, for that is where its items go.
 2. A step that runs in several stages is drawn in each of them.
@@ -30,14 +30,14 @@ class Node:
 
     stage: int
     name: str
-    told: str
-    """What it is: its kind, and the class of a source or sink."""
+    description: str
+    """The kind of the step, and the class of a source or sink."""
     role: Role
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where items go: between nodes, by their numbers."""
+    """A connection between two nodes, by their numbers."""
 
     start: int
     end: int
@@ -46,7 +46,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A plan as nodes and edges, whatever it is drawn with."""
+    """A plan as nodes and edges, independent of the drawing format."""
 
     name: str
     stages: tuple[str, ...]
@@ -55,7 +55,7 @@ class Picture:
 
 
 def draw(plan: Plan, form: str) -> str:
-    """The plan as `"mermaid"` or `"svg"`.
+    """Return the plan as `"mermaid"` or `"svg"`; raise `FlowError` for any other form.
 
     >>> from railgun import Flow
     >>> from railgun.sinks.collect import Collect
@@ -92,21 +92,21 @@ def draw(plan: Plan, form: str) -> str:
 
 
 def picture(plan: Plan) -> Picture:
-    """The nodes and edges of a plan."""
+    """Return the nodes and edges of a plan."""
     nodes: list[Node] = []
     number: dict[tuple[int, str], int] = {}
     for stage in plan.stages:
         for step in (*stage.ports, *stage.steps):
             if step.kind != "way":
                 number[stage.index, step.name] = len(nodes)
-                nodes.append(Node(stage.index, step.name, _told(step), _role(step)))
+                nodes.append(Node(stage.index, step.name, _description(step), _role(step)))
     edges: list[Edge] = []
     for stage in plan.stages:
         for step in (*stage.ports, *stage.steps):
             end = number.get((stage.index, step.name))
             if end is None:
                 continue
-            # Items of a port come from whichever stage; those of any other step from its own.
+            # Items of a port may come from any stage; those of any other step come from its own.
             origins = range(len(plan.stages)) if step in stage.ports else (stage.index,)
             for before, label in map(_past_way, step.inputs):
                 starts = (number.get((origin, before.name)) for origin in origins)
@@ -129,16 +129,16 @@ def _role(step: Step) -> Role:
     return "state" if isinstance(make, type) and issubclass(make, Keyed) else "plain"
 
 
-def _told(step: Step) -> str:
-    made = step.options.get(step.kind) if step.kind in ("source", "sink") else None
-    told = step.kind if made is None else f"{step.kind} {type(made).__name__}"
-    return "" if told == step.name else told
+def _description(step: Step) -> str:
+    endpoint = step.options.get(step.kind) if step.kind in ("source", "sink") else None
+    description = step.kind if endpoint is None else f"{step.kind} {type(endpoint).__name__}"
+    return "" if description == step.name else description
 
 
 # ---------------------------------------------------------------- mermaid
 
 COLOURS: Final[dict[Role, tuple[str, str, str]]] = {
-    # fill, line, text: nodes bring their own background, so they read well on light and on dark pages
+    # fill, line, text: nodes have their own background, so they read well on light and on dark pages
     "source": ("#cfe3fc", "#2f6fb7", "#10243a"),
     "sink": ("#cdebd3", "#2f8a4a", "#0f2d18"),
     "key": ("#e2d9f7", "#7a5bc0", "#251a42"),
@@ -156,15 +156,17 @@ _CODES: Final = str.maketrans({c: f"#{ord(c)};" for c in '#"&<>`\\[]{}()|'})
 
 
 def mermaid(drawn: Picture) -> str:
-    """A picture as Mermaid's text."""
+    """Return a picture as Mermaid text."""
     lines = ["flowchart LR"]
     for stage, name in enumerate(drawn.stages):
         lines.append(f'    subgraph stage{stage}["{_quoted(name)}"]')
         for number, node in enumerate(drawn.nodes):
             if node.stage == stage:
-                told = f"<br><small>{_quoted(node.told)}</small>" if node.told else ""
+                description = (
+                    f"<br><small>{_quoted(node.description)}</small>" if node.description else ""
+                )
                 left, right = _SHAPES[node.role]
-                label = f'{left}"{_quoted(node.name)}{told}"{right}'
+                label = f'{left}"{_quoted(node.name)}{description}"{right}'
                 lines.append(f"        n{number}{label}:::{node.role}")
         lines.append("    end")
     for edge in drawn.edges:
@@ -176,5 +178,5 @@ def mermaid(drawn: Picture) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name within quotes: Mermaid reads some characters as its own."""
+    """Return a name with the characters escaped that Mermaid interprets."""
     return "".join(c if c.isprintable() else "�" for c in name).translate(_CODES)

@@ -1,4 +1,4 @@
-"""What can be wrong with a flow, and with a record in one."""
+"""Errors of flows: in their definition, in user code, in sources and sinks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 from railgun.errors import ExitCode, RailgunError
 from railgun.transport.columns import CannotUnpickleError, EncodingError
 
-LASTING: Final = frozenset({
+LASTING_ERRNOS: Final = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
     errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EBADF,
 })  # fmt: skip
-"""What the system refuses because of what it was asked: it would refuse it again."""
+"""Error numbers of requests that the system would refuse again if they were repeated."""
 
 
 class FlowError(RailgunError):
-    """A flow is not well made. Raised where it is made; names the line."""
+    """A flow is not defined correctly. Raised where it is defined; the message names the line."""
 
     exit_code = ExitCode.NO_FLOW
     kind = "flow"
@@ -54,7 +54,7 @@ class TimerError(StepError):
 
 
 class UserCodeError(StepError):
-    """Code of a user raised outside of any record: in a codec, a key, a close. `record` says what it was called for."""
+    """User code raised outside of any record: in a codec, a key, a close. `record` names what it was called for."""
 
     def __str__(self) -> str:
         which = f" {self.record}" if self.record else ""
@@ -63,10 +63,10 @@ class UserCodeError(StepError):
 
 
 class InterruptedCallError(KeyboardInterrupt):
-    """A `KeyboardInterrupt` left user code; says which step, function and record it was in.
+    """A `KeyboardInterrupt` came out of user code; the message names the step, the function and the record.
 
     It passes wherever a `KeyboardInterrupt` does, and ends the program whose terminal it came from. A worker has no
-    terminal: there it was raised by the code itself, and fails the flow.
+    terminal: there the user code itself raised it, and it fails the flow.
     """
 
     def __init__(self, step: str, function: str, which: str, cause: str) -> None:
@@ -80,7 +80,10 @@ class InterruptedCallError(KeyboardInterrupt):
 
 
 class NotAResultError(StepError):
-    """A function returned a coroutine or a generator, which is no result; `record` says which, `cause` what to do."""
+    """A function returned a coroutine or a generator instead of a result.
+
+    `record` is the kind of object, `cause` says what to do.
+    """
 
     def __str__(self) -> str:
         return (
@@ -94,7 +97,7 @@ class NotAPairError(RailgunError):
 
 
 class PartError(RailgunError):
-    """A part of a source that cannot be one."""
+    """A value cannot be a part of a source."""
 
 
 class NotAStateError(NotAResultError):
@@ -119,7 +122,7 @@ class UnpicklableStateError(StepError):
 
 
 class UnloadableStateError(StepError):
-    """The state of a key can be pickled, and cannot be unpickled: it could be neither moved nor loaded."""
+    """The state of a key can be pickled but not unpickled: it could be neither moved nor loaded."""
 
     def __str__(self) -> str:
         return (
@@ -158,11 +161,11 @@ class UncollectableError(StepError):
 
 
 class UpgradeError(StepError):
-    """A function that brings saved state up to its present form raised."""
+    """A function that brings saved state to its current form raised."""
 
     def __str__(self) -> str:
-        what = f"the saved state {self.record} of key {self.key}"
-        return f"step {self.step!r}: {self.function}, one of its upgrades, raised for {what}\n{self.cause.rstrip()}"
+        subject = f"the saved state {self.record} of key {self.key}"
+        return f"step {self.step!r}: {self.function}, one of its upgrades, raised for {subject}\n{self.cause.rstrip()}"
 
 
 class SourceError(StepError):
@@ -175,23 +178,23 @@ class SourceError(StepError):
 
 
 class SinkError(StepError):
-    """A sink did not take what it was given."""
+    """A call of a sink or of its writer failed."""
 
     def __str__(self) -> str:
-        what = f" for items that begin with {self.record}" if self.record else ""
-        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
+        subject = f" for items that begin with {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{subject}\n{self.cause.rstrip()}"
 
 
 class TokenError(SinkError):
-    """A sink did not commit or recover what was prepared for a snapshot; `record` names the token, or the first."""
+    """A sink did not commit or recover output prepared for a snapshot; `record` names the token, or the first."""
 
     def __str__(self) -> str:
-        what = f" for {self.record}" if self.record else ""
-        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
+        subject = f" for {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{subject}\n{self.cause.rstrip()}"
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether a source's or sink's error comes from outside, and may be gone at the next try.
+    """Return whether an error of a source or sink comes from outside, and may be gone at the next try.
 
     >>> may_pass(OSError(errno.ENOSPC, "no space left")), may_pass(PermissionError(errno.EACCES, "no"))
     (True, False)
@@ -200,20 +203,20 @@ def may_pass(error: BaseException | None) -> bool:
     """
     while error is not None:
         if isinstance(error, OSError):
-            return error.errno not in LASTING
+            return error.errno not in LASTING_ERRNOS
         error = error.__cause__
     return False
 
 
-def would_come_again(error: BaseException, saves: bool) -> bool:
-    """Whether a worker that starts again would fail in the same way: the one place where this is decided.
+def is_permanent(error: BaseException, saves: bool) -> bool:
+    """Return whether a worker that starts again would fail in the same way. This is decided only here.
 
-    `saves`: whether the flow takes snapshots. Without them it would begin anew, which nobody wants for a full disk.
+    `saves`: whether the flow takes snapshots. Without them it would begin anew, which is not worth it for a full disk.
 
-    - What user code raises would come again, but for what comes from outside and may pass (`may_pass`).
+    - An error of user code would come again, except one from outside that may pass (`may_pass`).
       So would a `KeyboardInterrupt` of user code: no terminal interrupts a worker inside of a call.
-    - So would a value that cannot be pickled or unpickled, and a module that is not there.
-    - A lost connection, a timeout, a file that another process holds, a bug of a moment would not.
+    - So would an error of a value that cannot be pickled or unpickled, or of a missing module.
+    - A lost connection, a timeout, a file that another process holds, a momentary bug would not.
     """
     if isinstance(error, StepError):
         return not (error.passing and saves)
@@ -223,8 +226,8 @@ def would_come_again(error: BaseException, saves: bool) -> bool:
 
 
 class ConnectorError(RailgunError):
-    """A source or sink was asked for something that cannot be, or found something it cannot go on with."""
+    """A source or sink was given an impossible request, or is in a state in which it cannot go on."""
 
 
 class LostOutputError(ConnectorError):
-    """What was prepared for a snapshot is neither where it was put nor where it was to go."""
+    """Output prepared for a snapshot is neither in its staging place nor at its destination."""

@@ -1,4 +1,4 @@
-"""Flow and Stream: how a pipeline is written down.
+"""Define flows: `Flow` and `Stream`, with which users write a pipeline.
 
 >>> from railgun.sinks.collect import Collect
 >>> from railgun.sources.items import Items
@@ -9,11 +9,11 @@
 >>> [stage.name for stage in flow.plan().stages]
 ['lines', 'key_by']
 
-Rules, checked where the flow is made, with the line in the error:
+Rules, checked where the flow is defined, with the line in the error:
 
-1. Keying *is* distributing: `key_by` opens a stage; what follows runs where the key lives.
-2. A step with state needs keyed items. State belongs to the step's name, so names are unique; one that is not given is
-   derived from what the step does, and counted up.
+1. Keying *is* distributing: `key_by` opens a stage; the steps that follow run where the key lives.
+2. A step with state needs keyed items. State belongs to the step's name, so names are unique; a step without a name
+   gets one from its kind and function, with a number if it is taken.
 3. Every stream leads to a sink.
 4. The union of keyed streams is one stage with several ports: equal keys of all of them live together.
 """
@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
-from railgun.engine.operators.functions import check_methods, why_not
+from railgun.engine.operators.functions import check_methods, reason_to_refuse
 from railgun.engine.operators.operator import DeadLetter, name_of
-from railgun.engine.operators.reading import SECOND, Clock
+from railgun.engine.operators.reading import SECOND_US, Clock
 from railgun.engine.operators.stateful import Reduce, Stateful, StatefulMap, StatefulSteps
 from railgun.engine.operators.stateless import (
     Branch,
@@ -56,10 +56,10 @@ NEEDS_KEY = ("stateful_map", "stateful", "reduce", "with_key")
 
 
 def _check_function(function: Any, where: str, kind: str, name: str | None = None) -> None:
-    """Refuse what cannot be called for a result; `kind` is the step or the argument that the function is for."""
+    """Raise `FlowError` unless the function can be called for a result; `kind` is its step or argument."""
     if not callable(function):
         raise FlowError(f"{where}: {kind} needs a function, not {function!r}")
-    why = why_not(function, generates=kind in GENERATES)
+    why = reason_to_refuse(function, generates=kind in GENERATES)
     if why:
         raise FlowError(f"{where}: {kind}{_named(name)}: {why}")
 
@@ -69,7 +69,7 @@ def _named(name: str | None) -> str:
 
 
 class Flow:
-    """A pipeline: sources, steps, sinks. `on_error` is the policy of steps that do not say their own.
+    """A pipeline: sources, steps, sinks. `on_error` is the policy of steps that set none.
 
     `state` is kept in memory, or on disk where it may outgrow it: "disk", or `OnDisk` with settings.
     """
@@ -92,7 +92,7 @@ class Flow:
             raise FlowError(f"{where}: dead letters go to a Sink, which {dead_letters!r} is not")
         if state not in ("memory", "disk") and not isinstance(state, OnDisk):
             raise FlowError(
-                f"{where}: state is kept in 'memory', on 'disk' or as OnDisk(…) says, not {state!r}"
+                f"{where}: state must be 'memory', 'disk' or an OnDisk(…), not {state!r}"
             )
         self.name = name
         self.state = state if isinstance(state, OnDisk) else OnDisk() if state == "disk" else None
@@ -113,10 +113,11 @@ class Flow:
         idle_after: float = 10.0,
         on_error: ErrorPolicy | None = None,
     ) -> Stream[T]:
-        """Begin a stream.
+        """Add a source and return its stream.
 
-        A record's time is what `time` makes of it (µs since 1970, at most `lateness` seconds behind the latest one),
-        or else the time it is read. A part that brings nothing for `idle_after` seconds does not hold time back.
+        A record's time is what `time` returns for it (µs since 1970, at most `lateness` seconds behind the latest one),
+        or, without `time`, the time it is read. A part that brings nothing for `idle_after` seconds does not hold time
+        back.
         """
         where = caller()
         if not isinstance(source, Source):
@@ -133,25 +134,25 @@ class Flow:
             raise FlowError(
                 f"{where}: lateness and idle_after are seconds, not {lateness!r} and {idle_after!r}"
             )
-        clock = Clock(time, int(lateness * SECOND), int(idle_after * SECOND))
+        clock = Clock(time, int(lateness * SECOND_US), int(idle_after * SECOND_US))
         step = self.add(
             "source", type(source).__name__, name, (), where, on_error, source=source, clock=clock
         )
         return Stream(self, step)
 
     def plan(self) -> Plan:
-        """Compile to stages; raises `FlowError` if the flow is not complete."""
+        """Compile the flow to stages; raise `FlowError` if it is not complete."""
         from railgun.flows.plan import compile_flow
 
         return compile_flow(self)
 
     def draw(self, form: str = "mermaid") -> str:
-        """A picture: `"mermaid"` for text that many tools draw, `"svg"` for the picture itself."""
+        """Return a picture: `"mermaid"` for text that many tools draw, `"svg"` for the picture itself."""
         from railgun.flows.draw import draw
 
         return draw(self.plan(), form)
 
-    # ------------------------------------------------------------ how streams add steps
+    # ------------------------------------------------------------ adding steps
 
     def add(
         self,
@@ -166,7 +167,7 @@ class Flow:
         keyed: bool = False,
         **options: Any,
     ) -> Step:
-        """Add a step under its name."""
+        """Add a step under its name; raise `FlowError` if the name is invalid or taken."""
         if name is None:
             name = self._derived(label)
         elif not isinstance(name, str) or not name or any(c in name for c in "\n\r\0/"):
@@ -190,7 +191,7 @@ class Flow:
         return f"{label}-{count}"
 
     def policy(self, on_error: str, where: str) -> ErrorPolicy:
-        """A policy that makes sense."""
+        """Return the error policy if it is valid for this flow; raise `FlowError` otherwise."""
         if on_error not in ("stop", "dead_letter"):
             raise FlowError(f"{where}: on_error is 'stop' or 'dead_letter', not {on_error!r}")
         if on_error == "dead_letter" and self.dead_letters is None:
@@ -202,7 +203,7 @@ class Flow:
 
 
 class Stream(Generic[T]):
-    """Items on their way. Every method adds a step and returns the stream that comes out of it."""
+    """A stream of items. Every method adds a step and returns the stream that comes out of it."""
 
     def __init__(self, flow: Flow, step: Step) -> None:
         self.flow = flow
@@ -220,9 +221,9 @@ class Stream(Generic[T]):
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
     ) -> Stream[R]:
-        """One item in, one item out."""
-        made: Stream[R] = self._then("map", Map, function, name, on_error)
-        return made
+        """Map each item to one item."""
+        stream: Stream[R] = self._then("map", Map, function, name, on_error)
+        return stream
 
     def filter(
         self,
@@ -231,9 +232,9 @@ class Stream(Generic[T]):
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
     ) -> Stream[T]:
-        """Keep the items for which the function is true."""
-        made: Stream[T] = self._then("filter", Filter, function, name, on_error)
-        return made
+        """Keep the items for which the function returns a true value."""
+        stream: Stream[T] = self._then("filter", Filter, function, name, on_error)
+        return stream
 
     def flat_map(
         self,
@@ -242,9 +243,9 @@ class Stream(Generic[T]):
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
     ) -> Stream[R]:
-        """One item in, any number out."""
-        made: Stream[R] = self._then("flat_map", FlatMap, function, name, on_error)
-        return made
+        """Map each item to any number of items."""
+        stream: Stream[R] = self._then("flat_map", FlatMap, function, name, on_error)
+        return stream
 
     def map_batches(
         self,
@@ -253,10 +254,10 @@ class Stream(Generic[T]):
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
     ) -> Stream[R]:
-        """A list of items in, a list out: for functions that are faster on many. Sizes of lists are not promised."""
+        """Map lists of items to lists: for functions that are faster on many. Sizes of lists are not promised."""
         operator = partial(MapBatches, keyed=self.step.keyed)
-        made: Stream[R] = self._then("map_batches", operator, function, name, on_error)
-        return made
+        stream: Stream[R] = self._then("map_batches", operator, function, name, on_error)
+        return stream
 
     def inspect(
         self,
@@ -265,9 +266,9 @@ class Stream(Generic[T]):
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
     ) -> Stream[T]:
-        """Call a function for every item, and let it pass."""
-        made: Stream[T] = self._then("inspect", Inspect, function, name, on_error)
-        return made
+        """Call a function for every item, and pass the item on."""
+        stream: Stream[T] = self._then("inspect", Inspect, function, name, on_error)
+        return stream
 
     def branch(
         self,
@@ -276,12 +277,12 @@ class Stream(Generic[T]):
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
     ) -> tuple[Stream[T], Stream[T]]:
-        """Split: the items for which the function is true, and the others."""
+        """Split the stream: into the items for which the function returns a true value, and the others."""
         split = self._then("branch", Branch, function, name, on_error)
         return split._way("yes"), split._way("no")
 
     def union(self, *others: Stream[R], name: str | None = None) -> Stream[T | R]:
-        """All items of these streams. If all of them are keyed, equal keys come together."""
+        """Merge these streams. If all of them are keyed, equal keys come together."""
         where = caller()
         for other in others:
             if not isinstance(other, Stream) or other.flow is not self.flow:
@@ -321,7 +322,10 @@ class Stream(Generic[T]):
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
     ) -> KeyedStream[K, Any]:
-        """Bring items to the worker that owns their key. `value`: what of the item is needed there (default: all)."""
+        """Bring items to the worker that owns their key.
+
+        `value` returns the part of the item that is needed there (default: the whole item).
+        """
         where = caller()
         _check_function(key, where, "key_by", name)
         if value is not None:
@@ -340,7 +344,7 @@ class Stream(Generic[T]):
         return KeyedStream(self.flow, step)
 
     def sink(self, sink: Sink[T], *, name: str | None = None) -> None:
-        """End the stream here."""
+        """End the stream in a sink."""
         where = caller()
         if not isinstance(sink, Sink):
             raise FlowError(f"{where}: {sink!r} is not a Sink")
@@ -388,7 +392,7 @@ class Stream(Generic[T]):
 
 
 class KeyedStream(Stream[T], Generic[K, T]):
-    """Items that have a key, at the worker that owns it. Steps keep the key."""
+    """A stream of items that have a key, at the worker that owns the key. Steps keep the key."""
 
     def stateful_map(
         self,
@@ -399,16 +403,17 @@ class KeyedStream(Stream[T], Generic[K, T]):
         on_error: ErrorPolicy | None = None,
         upgrades: Sequence[Callable[[Any], Any]] = (),
     ) -> KeyedStream[K, R]:
-        """`function(state, item) -> (state, result)`; a key begins with `initial()`; the state `FORGET` ends it.
+        """Call `function(state, item) -> (state, result)` per item.
 
-        When the form of the state changes, add a function to `upgrades` that makes the new one of the old one: what
-        was saved before goes through those it has not gone through yet.
+        A key begins with `initial()`; the state `FORGET` drops the key. When the form of the state changes, add a
+        function to `upgrades` that turns the old form into the new one: saved state goes through the upgrades it has
+        not gone through yet.
         """
         _check_function(initial, caller(), "stateful_map, for its initial state,")
-        made: KeyedStream[K, R] = self._then(
+        stream: KeyedStream[K, R] = self._then(
             "stateful_map", StatefulMap, function, name, on_error, initial=initial
         )
-        return made._upgraded(upgrades)
+        return stream._upgraded(upgrades)
 
     def reduce(
         self,
@@ -418,9 +423,9 @@ class KeyedStream(Stream[T], Generic[K, T]):
         on_error: ErrorPolicy | None = None,
         upgrades: Sequence[Callable[[Any], Any]] = (),
     ) -> KeyedStream[K, T]:
-        """`function(so far, item) -> so far`; tells the value so far after each item. `upgrades`: see stateful_map."""
-        made: KeyedStream[K, T] = self._then("reduce", Reduce, function, name, on_error)
-        return made._upgraded(upgrades)
+        """Call `function(so_far, item) -> so_far` and emit it after each item. `upgrades`: see `stateful_map`."""
+        stream: KeyedStream[K, T] = self._then("reduce", Reduce, function, name, on_error)
+        return stream._upgraded(upgrades)
 
     def stateful(
         self,
@@ -430,7 +435,7 @@ class KeyedStream(Stream[T], Generic[K, T]):
         on_error: ErrorPolicy | None = None,
         upgrades: Sequence[Callable[[Any], Any]] = (),
     ) -> KeyedStream[K, R]:
-        """A stateful operator written as a class: timers, the end of the stream. `upgrades`: see stateful_map."""
+        """Run a stateful operator written as a class: timers, the end of the stream. `upgrades`: see `stateful_map`."""
         where = caller()
         if not isinstance(logic, Stateful):
             raise FlowError(f"{where}: stateful needs an instance of Stateful, not {logic!r}")
@@ -442,8 +447,8 @@ class KeyedStream(Stream[T], Generic[K, T]):
             "stateful", label, name, (self.step,), where, on_error,
             make=partial(StatefulSteps, logic=logic), keyed=True,
         )  # fmt: skip
-        made: KeyedStream[K, R] = KeyedStream(self.flow, step)
-        return made._upgraded(upgrades)
+        stream: KeyedStream[K, R] = KeyedStream(self.flow, step)
+        return stream._upgraded(upgrades)
 
     def _upgraded(self, upgrades: Sequence[Callable[[Any], Any]]) -> Self:
         for upgrade in upgrades:
@@ -452,14 +457,14 @@ class KeyedStream(Stream[T], Generic[K, T]):
         return self
 
     def with_key(self, *, name: str | None = None) -> KeyedStream[K, tuple[K, T]]:
-        """Items become (key, item)."""
+        """Turn items into (key, item)."""
         step = self.flow.add(
             "with_key", "with_key", name, (self.step,), caller(), make=WithKey, keyed=True
         )
         return KeyedStream(self.flow, step)
 
     if TYPE_CHECKING:
-        # The same steps; keys stay.
+        # The same steps as in `Stream`; keys stay.
         def map(
             self,
             function: Callable[[T], R],

@@ -1,7 +1,7 @@
-"""Plan: a flow as stages.
+"""Compile a flow to stages, and make the operators of a stage.
 
-A stage is what lies between two distributors: it begins with a source's readers or with `key_by`, and holds every step
-that items reach without being keyed anew. Rules:
+A stage lies between two distributors: it begins with a source's readers or with `key_by`, and holds every step that
+items reach without being keyed again. Rules:
 
 1. A source is a stage: its keys are the parts of the source.
 2. Each `key_by` is a port of a stage. Keyed streams that are united share one stage, so both sides of a key live on one
@@ -37,12 +37,12 @@ from railgun.transport.rows import RowBatch
 if TYPE_CHECKING:
     from railgun.flows.flow import Flow
 
-DEAD: Final = "dead_letters"  # the step that writes them
+DEAD: Final = "dead_letters"  # the name of the step that writes dead letters
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage: its steps in order, the steps that are its ports, and the stages before and after it."""
+    """A stage: its steps in order, the steps that are its ports, and the preceding and following stages."""
 
     index: int
     name: str
@@ -53,7 +53,7 @@ class Stage:
 
     @property
     def is_source(self) -> bool:
-        """Whether it reads."""
+        """Return whether the stage reads a source."""
         return self.ports[0].kind == "source"
 
 
@@ -65,72 +65,72 @@ class Plan:
     stages: tuple[Stage, ...]
     dead_letters: Sink[DeadLetter] | None
     state: OnDisk | None = None
-    """How state is kept on disk; None: it is kept in memory."""
+    """The settings for state on disk; None: state is kept in memory."""
 
     @property
     def stage_of(self) -> dict[str, int]:
-        """The stage each port leads into, by the name of its step."""
+        """Return the stage each port leads into, by the name of the port's step."""
         return {port.name: stage.index for stage in self.stages for port in stage.ports}
 
     @property
     def timed(self) -> bool:
-        """Whether some step may set timers."""
+        """Return whether some step may set timers."""
         return any(step.kind == "stateful" for stage in self.stages for step in stage.steps)
 
     @property
     def sources(self) -> dict[str, Stage]:
-        """The stages that read, by the names of their sources."""
+        """Return the stages that read, by the names of their sources."""
         return {stage.ports[0].name: stage for stage in self.stages if stage.is_source}
 
     @property
     def pushed(self) -> dict[str, Pushed[Any]]:
-        """The sources that programs outside push to, by their steps."""
-        found = {name: stage.ports[0].options["source"] for name, stage in self.sources.items()}
-        return {name: source for name, source in found.items() if isinstance(source, Pushed)}
+        """Return the sources that outside programs push to, by their steps."""
+        sources = {name: stage.ports[0].options["source"] for name, stage in self.sources.items()}
+        return {name: source for name, source in sources.items() if isinstance(source, Pushed)}
 
     @property
     def sinks(self) -> dict[str, Sink[Any]]:
-        """The sinks, by their steps; that for dead letters is the last, as `DEAD`."""
+        """Return the sinks by their steps; the sink for dead letters comes last, as `DEAD`."""
         steps = (step for stage in self.stages for step in stage.steps)
         sinks: dict[str, Sink[Any]] = {s.name: s.options["sink"] for s in steps if s.kind == "sink"}
         return sinks if self.dead_letters is None else {**sinks, DEAD: self.dead_letters}
 
     @property
     def commits_together(self) -> frozenset[str]:
-        """The steps whose sinks commit what all workers prepared by one call."""
+        """Return the steps whose sinks commit the output of all workers by one call."""
         sinks = self.sinks.items()
         return frozenset(
             step for step, sink in sinks if isinstance(sink, TwoPhaseSink) and sink.commits_together
         )
 
     def with_sources(self, sources: Mapping[str, Source[Any]]) -> Plan:
-        """The same plan, reading from other sources."""
+        """Return the same plan, reading from other sources."""
 
-        def other(port: Step) -> Step:
+        def replaced(port: Step) -> Step:
             if port.name not in sources:
                 return port
             return replace(port, options={**port.options, "source": sources[port.name]})
 
         stages = tuple(
-            replace(stage, ports=tuple(map(other, stage.ports))) for stage in self.stages
+            replace(stage, ports=tuple(map(replaced, stage.ports))) for stage in self.stages
         )
         return replace(self, stages=stages)
 
     def with_sinks(self, sinks: Mapping[str, Sink[Any]]) -> Plan:
-        """The same plan, writing to other sinks; `DEAD` names the one for dead letters."""
+        """Return the same plan, writing to other sinks; `DEAD` names the one for dead letters."""
 
-        def other(step: Step) -> Step:
+        def replaced(step: Step) -> Step:
             if step.kind != "sink" or step.name not in sinks:
                 return step
             return replace(step, options={**step.options, "sink": sinks[step.name]})
 
         stages = tuple(
-            replace(stage, steps=tuple(map(other, stage.steps))) for stage in self.stages
+            replace(stage, steps=tuple(map(replaced, stage.steps))) for stage in self.stages
         )
         return replace(self, stages=stages, dead_letters=sinks.get(DEAD, self.dead_letters))
 
     def leading_to(self, sinks: Collection[str]) -> Plan:
-        """What of the plan is needed for these sinks. For dead letters everything is: any step may have some."""
+        """Return the part of the plan these sinks need. Dead letters need all of it: any step may produce some."""
         if DEAD in sinks:
             return self
         needed: dict[str, Step] = {}
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """How many distributors lie before each stage, on the longest way to it."""
+        """Return how many distributors lie before each stage, on the longest way to it."""
         levels: list[int] = []
         for stage in self.stages:
             levels.append(1 + max((levels[before] for before in stage.before), default=-1))
@@ -162,11 +162,11 @@ class Plan:
 
 
 def compile_flow(flow: Flow) -> Plan:
-    """The stages of a flow; `FlowError` if it is not complete."""
+    """Return the stages of a flow; raise `FlowError` if it is not complete."""
     steps = list(flow.steps.values())
     _check_complete(flow, steps)
     roots = _Roots()
-    inside: dict[str, tuple[Step, ...]] = {}  # step: the ports whose items reach it
+    inside: dict[str, tuple[Step, ...]] = {}  # step name → the ports whose items reach the step
     for step in steps:
         if step.kind in ("source", "key_by"):
             inside[step.name] = (step,)
@@ -188,7 +188,7 @@ def compile_flow(flow: Flow) -> Plan:
     stages = []
     for group in order:
         ports = groups[group]
-        mine = tuple(
+        own_steps = tuple(
             step
             for step in steps
             if step.kind not in ("source", "key_by")
@@ -199,7 +199,7 @@ def compile_flow(flow: Flow) -> Plan:
                 number[group],
                 "+".join(port.name for port in ports),
                 ports,
-                mine,
+                own_steps,
                 tuple(sorted(number[a] for a, b in edges if b == group)),
                 tuple(sorted(number[b] for a, b in edges if a == group)),
             )
@@ -229,7 +229,7 @@ def _check_complete(flow: Flow, steps: Sequence[Step]) -> None:
 
 
 class _Roots:
-    """Ports that belong to one stage: a union-find in the order the ports were made."""
+    """Groups of ports that belong to one stage: a union-find in the order the ports were added."""
 
     def __init__(self) -> None:
         self.parent: dict[int, int] = {}
@@ -253,10 +253,10 @@ class _Roots:
             self.parent[self.of(port)] = lowest
 
     def groups(self) -> dict[int, tuple[Step, ...]]:
-        found: dict[int, list[Step]] = {}
+        groups: dict[int, list[Step]] = {}
         for port in self.ports:
-            found.setdefault(self.of(port), []).append(port)
-        return {group: tuple(ports) for group, ports in found.items()}
+            groups.setdefault(self.of(port), []).append(port)
+        return {group: tuple(ports) for group, ports in groups.items()}
 
 
 def _check_no_circle(
@@ -265,7 +265,7 @@ def _check_no_circle(
     steps: Sequence[Step],
     edges: set[tuple[int, int]],
 ) -> None:
-    """Only a union can lead a stage back to itself: the one that does is blamed."""
+    """Raise `FlowError` for a union that leads a stage back to itself; no other step can."""
     for union in steps:
         if union.kind != "union" or not union.keyed:
             continue
@@ -285,15 +285,15 @@ def _check_no_circle(
 
 
 def _ordered(groups: dict[int, tuple[Step, ...]], edges: set[tuple[int, int]]) -> list[int]:
-    """The groups so that every edge leads onwards; sources first, then as they were written."""
-    left = dict(groups)
+    """Return the groups so that every edge leads onwards; sources first, then in the order they were written."""
+    remaining = dict(groups)
     order: list[int] = []
-    while left:
-        ready = [g for g in left if not any(b == g and a in left for a, b in edges)]
+    while remaining:
+        ready = [g for g in remaining if not any(b == g and a in remaining for a, b in edges)]
         sources = [g for g in ready if groups[g][0].kind == "source"]
         chosen = min(sources or ready)
         order.append(chosen)
-        del left[chosen]
+        del remaining[chosen]
     return order
 
 
@@ -311,7 +311,7 @@ class Operators:
     outlets: tuple[KeyBy, ...]
     errors: dict[str, int]
     consumers: tuple[Consumers, ...]
-    """Where several steps take from one stream."""
+    """The places where several steps follow one stream."""
     unites: bool
     """Whether streams are united in the stage."""
 
@@ -325,57 +325,57 @@ def build(
     dead_letter: Callable[[DeadLetter], None] | None = None,
     store: Callable[[str], KeyStore] | None = None,
 ) -> Operators:
-    """Make the operators of a stage; `deliver(stage, batch)` takes what is keyed for another stage.
+    """Make the operators of a stage; `deliver(stage, batch)` takes batches keyed for another stage.
 
-    `store` makes the stores of steps that are not to have their state in memory.
+    `store` makes the stores of steps whose state is not kept in memory.
     """
     errors: dict[str, int] = {}
 
     def setting(step: Step) -> Setting:
         upgrades = step.options.get("upgrades", ())
-        # The parts of a source are few, and open: they stay in memory.
-        there = None if step.kind == "source" else store
-        return Setting(step.name, step.on_error, dead_letter, errors, there, upgrades)
+        # The parts of a source are few, and hold open readers: they stay in memory.
+        step_store = None if step.kind == "source" else store
+        return Setting(step.name, step.on_error, dead_letter, errors, step_store, upgrades)
 
-    made: dict[str, Operator] = {}
+    operators_by_name: dict[str, Operator] = {}
     ways = Ways()
     for port in stage.ports:
         if port.kind == "source":
             source, clock = port.options["source"], port.options["clock"]
             kind = Receiving if isinstance(source, Pushed) else Reading
-            made[port.name] = kind(setting(port), source, clock, now)
+            operators_by_name[port.name] = kind(setting(port), source, clock, now)
         else:
-            # Before it is united with others, a stream has one side, whatever port of the stage it comes in by.
-            made[port.name] = Side(setting(port), 0)
+            # Before it is united with others, a stream has one side, whatever port of the stage it enters by.
+            operators_by_name[port.name] = Side(setting(port), 0)
     for step in stage.steps:
-        operator = _operator(step, setting(step), place, made, ways)
-        made[step.name] = operator
+        operator = _operator(step, setting(step), place, operators_by_name, ways)
+        operators_by_name[step.name] = operator
         if step.kind == "union" and step.keyed:
             for side, before in enumerate(step.inputs):
                 entry = Side(setting(step), side)
                 entry.outs.append(operator)
-                made[before.name].outs.append(entry)
+                operators_by_name[before.name].outs.append(entry)
         elif step.kind != "way":
             for before in step.inputs:
-                if before.name in made:
-                    made[before.name].outs.append(operator)
-    stateful = any(isinstance(operator, StatefulSteps) for operator in made.values())
-    for operator in made.values():
+                if before.name in operators_by_name:
+                    operators_by_name[before.name].outs.append(operator)
+    stateful = any(isinstance(operator, StatefulSteps) for operator in operators_by_name.values())
+    for operator in operators_by_name.values():
         if isinstance(operator, Meeting):
-            operator.keeps_ports = stateful  # no other step asks for the port
+            operator.keeps_ports = stateful  # no other step uses the port
     outlets = []
     for after in stage.after:
         ports = [
             (at, port)
             for at, port in enumerate(plan.stages[after].ports)
-            if port.inputs[0].name in made
+            if port.inputs[0].name in operators_by_name
         ]
         onward: Callable[[RowBatch], None] = partial(deliver, after)
         meeting = Meeting(setting(ports[0][1]), ways, deliver=onward)
         for at, port in ports:
             options: dict[str, Any] = port.options
             outlet = KeyBy(setting(port), options["key"], options["value"], at, onward)
-            made[port.inputs[0].name].outs.append(outlet)
+            operators_by_name[port.inputs[0].name].outs.append(outlet)
             outlets.append(outlet)
             if len(ports) > 1:
                 outlet.outs, outlet.deliver = [meeting], meeting.push
@@ -383,13 +383,13 @@ def build(
                 ways.release.append(outlet.flush)
         if len(ports) > 1:
             ways.release.append(meeting.release)
-    mark_parting([*made.values(), *outlets], ways)
-    operators = list(made.values())
+    mark_parting([*operators_by_name.values(), *outlets], ways)
+    operators = list(operators_by_name.values())
     for operator in operators:
         if len(operator.outs) > 1:
             operator.consumers = Consumers(operator.step, operator.outs)
             operator.consumers.numbered = operator.parting is not None
-    heads = tuple(made[port.name] for port in stage.ports)
+    heads = tuple(operators_by_name[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
     return Operators(
         heads,
@@ -404,14 +404,14 @@ def build(
 
 
 def _operator(
-    step: Step, setting: Setting, place: Place, made: dict[str, Operator], ways: Ways
+    step: Step, setting: Setting, place: Place, operators_by_name: dict[str, Operator], ways: Ways
 ) -> Operator:
     if step.kind == "union":
         meeting = Meeting(setting, ways)
         ways.release.append(meeting.release)
         return meeting
     if step.kind == "way":
-        branch = made[step.inputs[0].name]
+        branch = operators_by_name[step.inputs[0].name]
         assert isinstance(branch, Branch)
         return branch.yes if step.options["way"] == "yes" else branch.no
     if step.kind == "sink":
@@ -421,7 +421,7 @@ def _operator(
 
 
 class Side(Operator):
-    """Where one of several united streams comes in: its items say so."""
+    """The entry of one of several united streams: it marks the items with their side."""
 
     def __init__(self, setting: Setting, side: int) -> None:
         super().__init__(setting)

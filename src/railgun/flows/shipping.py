@@ -1,7 +1,8 @@
-"""A flow on its way to the workers: pickled, with the code that they cannot import by its name.
+"""Pickle a flow for the workers, with the code that they cannot import by its name.
 
-Functions of `__main__` travel by value, and so do those of modules that lie beside the flow: the workers' Python knows
-neither. What is installed travels by name. A flow that cannot be pickled is refused with the step to blame.
+Functions of `__main__` travel by value, and so do those of modules that lie beside the flow: the workers' Python can
+import neither. Installed modules travel by name. A flow that cannot be pickled is refused, and the error names the
+step.
 """
 
 from __future__ import annotations
@@ -26,38 +27,41 @@ from railgun.flows.plan import Plan
 
 
 class FlowNotPicklableError(RailgunError):
-    """A flow cannot be sent to workers."""
+    """A flow cannot be pickled to be sent to workers."""
 
     exit_code = ExitCode.NO_FLOW
     kind = "flow"
 
 
 def ship(flow: Flow, plan: Plan, by_value: Iterable[ModuleType] = ()) -> bytes:
-    """The plan as bytes; functions and classes of these modules travel by value."""
+    """Return the plan as bytes; functions and classes of the modules `by_value` travel by value.
+
+    Raise `FlowNotPicklableError` if something in the flow cannot be pickled.
+    """
     with _by_value(by_value):
         try:
             return _pickled(plan)
         except Exception as error:
-            raise FlowNotPicklableError(_blame(flow, error)) from error
+            raise FlowNotPicklableError(_explain_refusal(flow, error)) from error
 
 
 def modules_beside(root: Path) -> list[ModuleType]:
-    """The modules that were imported from files below a directory, but for what is installed there."""
+    """Return the modules that were imported from files below a directory, except installed ones."""
     root = root.resolve()
     installed = [
         Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
     ]
-    own = Path(__file__).resolve().parent.parent
-    found = []
+    package = Path(__file__).resolve().parent.parent
+    modules = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or name == "__main__":
             continue
         path = Path(file).resolve()
-        elsewhere = [*installed, own]
+        elsewhere = [*installed, package]
         if path.is_relative_to(root) and not any(path.is_relative_to(at) for at in elsewhere):
-            found.append(module)
-    return found
+            modules.append(module)
+    return modules
 
 
 @contextmanager
@@ -75,7 +79,7 @@ def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends classes with `__slots__` as they are.
+    """Pickles classes with `__slots__` as they are.
 
     cloudpickle makes them again with a `__dict__`. Values of such a class cannot be unpickled in the program that
     started the flow, where the class has none.
@@ -86,7 +90,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if (
             isinstance(obj, type)
             and "__slots__" in vars(obj)
-            and not issubclass(obj, tuple)  # a NamedTuple says so itself, and has no slots to fill
+            and not issubclass(obj, tuple)  # a NamedTuple has no slots to fill
             and isinstance(reduced, tuple)
             and reduced[0].__name__ == "_make_skeleton_class"
         ):
@@ -102,29 +106,29 @@ def _pickled(value: Any) -> bytes:
         return file.getvalue()
 
 
-def _blame(flow: Flow, error: Exception) -> str:
-    """Which step it is, and what of it."""
+def _explain_refusal(flow: Flow, error: Exception) -> str:
+    """Return a message that names the step, and its part, that cannot be pickled."""
     for step in flow.steps.values():
         parts: dict[str, Any] = {}
         if isinstance(step.make, partial):
             parts |= step.make.keywords
         parts |= step.options
-        for what, part in [*parts.items(), ("operator", step.make)]:
-            why = _refused(part)
+        for part_name, part in [*parts.items(), ("operator", step.make)]:
+            why = _pickling_error(part)
             if why is not None:
-                named = _culprit(part)
+                named = _unpicklable_name(part)
                 return (
-                    f"{step.where}: step {step.name!r} cannot be sent to the workers: its {what}"
+                    f"{step.where}: step {step.name!r} cannot be sent to the workers: its {part_name}"
                     f"{named} cannot be pickled: {why}. Make such things where they are used: in the "
                     "function itself, or in the methods of a Source, Sink or Stateful."
                 )
-    why = _refused(flow.dead_letters)
+    why = _pickling_error(flow.dead_letters)
     if why is not None:
         return f"flow {flow.name!r}: its sink for dead letters cannot be pickled: {why}"
     return f"flow {flow.name!r} cannot be sent to the workers: {error}"
 
 
-def _refused(value: Any) -> str | None:
+def _pickling_error(value: Any) -> str | None:
     try:
         _pickled(value)
     except Exception as error:
@@ -132,14 +136,14 @@ def _refused(value: Any) -> str | None:
     return None
 
 
-def _culprit(value: Any) -> str:
-    """The variable of a function, or the attribute of an object, that cannot be pickled."""
+def _unpicklable_name(value: Any) -> str:
+    """Return the variable of a function, or the attribute of an object, that cannot be pickled, as text."""
     if isinstance(value, FunctionType):
         used = inspect.getclosurevars(value)
         for name, held in {**used.globals, **used.nonlocals}.items():
-            if _refused(held) is not None:
+            if _pickling_error(held) is not None:
                 return f", by its variable {name!r}"
     for name, held in getattr(value, "__dict__", {}).items():
-        if not isinstance(value, FunctionType) and _refused(held) is not None:
+        if not isinstance(value, FunctionType) and _pickling_error(held) is not None:
             return f", by its attribute {name!r}"
     return ""

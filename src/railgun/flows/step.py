@@ -1,4 +1,4 @@
-"""Steps: the nodes of a flow, as the user wrote them."""
+"""The steps of a flow: its nodes, as the user wrote them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Make = Callable[[Setting], Operator]
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """A node of a flow. `make` gives the operator that does its work; kinds that need more are known to the plan."""
+    """A node of a flow. `make` returns the operator that does its work; kinds that need more are known to the plan."""
 
     name: str
     kind: str
@@ -32,7 +32,7 @@ class Step:
 
 
 def caller() -> str:
-    """The user's line that is being run, as file:line."""
+    """Return the user's line that is being run, as file:line."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back

@@ -1,15 +1,15 @@
-"""SVG: a picture of a flow, laid out by hand.
+"""Draw a picture of a flow as SVG, with a layout of its own.
 
-Stages stand in columns, each right of the stages it takes from; the steps of a stage run from top to bottom. Rules that
+Stages stand in columns, each right of the stages that feed it; the steps of a stage run from top to bottom. Rules that
 keep lines off the boxes:
 
-1. Within a stage a step is one row below the lowest step it takes from. A line that passes a row has a place of its own
+1. Within a stage a step is one row below the lowest step that feeds it. A line that passes a row has a place of its own
    in it.
 2. A line to another stage leaves its step downwards, goes right below the step's row, up or down between the columns,
    and comes in from above. If it passes a column, it does so above all stages.
 3. Lines that run side by side have a track each.
-4. Nodes bring their own background and the rest is grey, so the picture reads on light and on dark pages. It needs no
-   font, style or script from elsewhere.
+4. Nodes have their own background and the rest is grey, so the picture reads on light and on dark pages. It needs no
+   external font, style or script.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from unicodedata import east_asian_width
 
 from railgun.flows.draw import COLOURS, Edge, Node, Picture
 
-MARGIN: Final = 16.0
+MARGIN: Final = 16.0  # these lengths are in pixels
 PADDING: Final = 18.0  # between a stage's frame and its steps
-TITLE: Final = 26.0  # for a stage's name
-HIGH: Final = 44.0  # a step
-BETWEEN: Final = 18.0  # steps of a row
-TRACK: Final = 7.0  # lines that run side by side
-SPACE: Final = 16.0  # lines and what is beside them
-LONGEST: Final = 34  # characters of a name that are shown
+TITLE_HEIGHT: Final = 26.0  # height of a stage's name
+STEP_HEIGHT: Final = 44.0  # height of a step
+STEP_GAP: Final = 18.0  # between the steps of a row
+TRACK_GAP: Final = 7.0  # between lines that run side by side
+LINE_MARGIN: Final = 16.0  # between lines and what is beside them
+MAX_SHOWN_CHARACTERS: Final = 34  # characters of a name that are shown
 _GREY: Final = "#7d8896"
 _FONT: Final = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 
 
 @dataclass(slots=True)
 class Spot:
-    """A place in a row of a stage: a node's, or that of a line that passes the row (`node` is -1)."""
+    """A place in a row of a stage: that of a node, or of a line that passes the row (`node` is -1)."""
 
     node: int
-    wide: float
+    width: float
     row: int
-    x: float = 0.0  # of its middle
+    x: float = 0.0  # of the spot's middle
     above: list[Spot] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Box:
-    """A stage: its rows of spots, and where it is."""
+    """A stage: its rows of spots, and its position."""
 
     title: str
     rows: list[list[Spot]]
@@ -56,8 +56,8 @@ class Box:
     column: int = 0
     x: float = 0.0
     y: float = 0.0
-    wide: float = 0.0
-    high: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
     tops: list[float] = field(default_factory=list)  # y of each row, within the stage
     entries: int = 0  # lines that come in from above
     exits: dict[int, int] = field(default_factory=dict)  # lines that leave below a row
@@ -76,18 +76,18 @@ class Lane:
 
 
 def svg(drawn: Picture) -> str:
-    """The picture as an SVG document."""
+    """Return the picture as an SVG document."""
     spots: dict[int, Spot] = {}
     boxes = [_box(drawn, stage, spots) for stage in range(len(drawn.stages))]
     crossing = [e for e in drawn.edges if drawn.nodes[e.start].stage != drawn.nodes[e.end].stage]
     _columns(drawn, boxes, crossing)
-    lanes, gaps, overs = _lanes(drawn, boxes, spots, crossing)
+    lanes, gaps, over_tracks = _lanes(drawn, boxes, spots, crossing)
     for box in boxes:
         _size(box)
-    wide, high, lefts = _place(boxes, gaps, overs)
+    width, height, lefts = _place(boxes, gaps, over_tracks)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high:.0f}" '
-        f'viewBox="0 0 {wide:.0f} {high:.0f}" role="img" font-family="{_FONT}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" font-family="{_FONT}">',
         f"<title>{_clean(drawn.name)}</title>",
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto-start-reverse">'
@@ -95,7 +95,7 @@ def svg(drawn: Picture) -> str:
     ]
     for box in boxes:
         parts.append(
-            f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.wide:.1f}" height="{box.high:.1f}" '
+            f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" '
             f'rx="12" fill="{_GREY}" fill-opacity="0.08" stroke="{_GREY}" stroke-opacity="0.6"/>'
             + _text(box.x + 14, box.y + 18, box.title, 12, _GREY, "start", bold=True)
         )
@@ -114,15 +114,15 @@ def svg(drawn: Picture) -> str:
 
 
 def _box(drawn: Picture, stage: int, spots: dict[int, Spot]) -> Box:
-    """The rows of a stage. Steps are in topological order, so one pass finds every row."""
-    mine = [number for number, node in enumerate(drawn.nodes) if node.stage == stage]
-    inner = [e for e in drawn.edges if e.start in mine and e.end in mine]
+    """Return a stage with its rows. Steps are in topological order, so one pass finds every row."""
+    numbers = [number for number, node in enumerate(drawn.nodes) if node.stage == stage]
+    inner = [e for e in drawn.edges if e.start in numbers and e.end in numbers]
     row: dict[int, int] = {}
-    for number in mine:
+    for number in numbers:
         row[number] = max((row[e.start] + 1 for e in inner if e.end == number), default=0)
         spots[number] = Spot(number, _width(drawn.nodes[number]), row[number])
     rows: list[list[Spot]] = [[] for _ in range(max(row.values()) + 1)]
-    for number in mine:
+    for number in numbers:
         rows[row[number]].append(spots[number])
     paths = []
     for edge in inner:
@@ -140,7 +140,7 @@ def _box(drawn: Picture, stage: int, spots: dict[int, Spot]) -> Box:
 
 
 def _spread(box: Box) -> None:
-    """Give every spot its x: near the middle of what it takes from, and clear of its neighbours."""
+    """Set the x of every spot: near the middle of the spots that feed it, and clear of its neighbours."""
     for spots in box.rows:
         wished = {
             id(s): sum(a.x for a in s.above) / len(s.above) if s.above else 0.0 for s in spots
@@ -149,14 +149,14 @@ def _spread(box: Box) -> None:
         for spot in spots:
             spot.x = wished[id(spot)]
         for left, right in pairwise(spots):
-            right.x = max(right.x, left.x + (left.wide + right.wide) / 2 + BETWEEN)
+            right.x = max(right.x, left.x + (left.width + right.width) / 2 + STEP_GAP)
         shift = sum(wished[id(s)] - s.x for s in spots) / len(spots)
         for spot in spots:
             spot.x += shift
 
 
 def _columns(drawn: Picture, boxes: list[Box], crossing: Iterable[Edge]) -> None:
-    """A stage stands right of those it takes from; stages are numbered in that order."""
+    """Set the column of every stage: right of the stages that feed it, which have lower numbers."""
     before: dict[int, set[int]] = {}
     for edge in crossing:
         before.setdefault(drawn.nodes[edge.end].stage, set()).add(drawn.nodes[edge.start].stage)
@@ -167,9 +167,9 @@ def _columns(drawn: Picture, boxes: list[Box], crossing: Iterable[Edge]) -> None
 def _lanes(
     drawn: Picture, boxes: list[Box], spots: dict[int, Spot], crossing: Iterable[Edge]
 ) -> tuple[list[Lane], list[int], int]:
-    """Tracks for the lines between stages; how many there are after each column, and above all."""
+    """Return the tracks of lines between stages, and how many there are after each column and above all stages."""
     gaps = [0] * (max(box.column for box in boxes) + 1)
-    overs = 0
+    over_tracks = 0
     lanes = []
     for edge in crossing:
         start, end = boxes[drawn.nodes[edge.start].stage], boxes[drawn.nodes[edge.end].stage]
@@ -179,16 +179,16 @@ def _lanes(
         left = right = gaps[start.column] = gaps[start.column] + 1
         over = None
         if end.column > start.column + 1:
-            over = overs = overs + 1
+            over = over_tracks = over_tracks + 1
             right = gaps[end.column - 1] = gaps[end.column - 1] + 1
         lanes.append(Lane(edge, below, left, over, right, into))
-    return lanes, gaps, overs
+    return lanes, gaps, over_tracks
 
 
 def _size(box: Box) -> None:
-    """The size of a stage, and where its rows are in it."""
-    left = min(s.x - s.wide / 2 for row in box.rows for s in row)
-    right = max(s.x + s.wide / 2 for row in box.rows for s in row)
+    """Set the size of a stage, and the positions of its rows."""
+    left = min(s.x - s.width / 2 for row in box.rows for s in row)
+    right = max(s.x + s.width / 2 for row in box.rows for s in row)
     for row in box.rows:
         for spot in row:
             spot.x += PADDING - left
@@ -197,32 +197,32 @@ def _size(box: Box) -> None:
     for row in box.rows:
         for spot in row:
             spot.x += slack
-    box.wide = right - left + 2 * PADDING + 2 * slack
-    y = TITLE + (TRACK * box.entries + SPACE if box.entries else 6.0)
+    box.width = right - left + 2 * PADDING + 2 * slack
+    y = TITLE_HEIGHT + (TRACK_GAP * box.entries + LINE_MARGIN if box.entries else 6.0)
     for at in range(len(box.rows)):
         box.tops.append(y)
         lines = box.exits.get(at, 0)
         last = at == len(box.rows) - 1
-        y += HIGH + (PADDING if last else 38.0) + TRACK * lines
-    box.high = y
+        y += STEP_HEIGHT + (PADDING if last else 38.0) + TRACK_GAP * lines
+    box.height = y
 
 
-def _place(boxes: list[Box], gaps: list[int], overs: int) -> tuple[float, float, list[float]]:
-    """Put the columns side by side; the size of all, and where the space right of each column begins."""
-    top = MARGIN + (overs * TRACK + SPACE if overs else 0.0)
+def _place(boxes: list[Box], gaps: list[int], over_tracks: int) -> tuple[float, float, list[float]]:
+    """Place the columns side by side; return the total size, and where the space right of each column begins."""
+    top = MARGIN + (over_tracks * TRACK_GAP + LINE_MARGIN if over_tracks else 0.0)
     columns = [[box for box in boxes if box.column == at] for at in range(len(gaps))]
-    tall = [sum(b.high for b in column) + BETWEEN * (len(column) - 1) for column in columns]
+    tall = [sum(b.height for b in column) + STEP_GAP * (len(column) - 1) for column in columns]
     x = MARGIN
     lefts = []
     for at, column in enumerate(columns):
         y = top + (max(tall) - tall[at]) / 2
-        wide = max(box.wide for box in column)
+        width = max(box.width for box in column)
         for box in column:
-            box.x, box.y = x + (wide - box.wide) / 2, y
-            y += box.high + BETWEEN
-        x += wide
+            box.x, box.y = x + (width - box.width) / 2, y
+            y += box.height + STEP_GAP
+        x += width
         lefts.append(x)
-        x += (gaps[at] + 1) * TRACK + 2 * SPACE if at < len(columns) - 1 else MARGIN
+        x += (gaps[at] + 1) * TRACK_GAP + 2 * LINE_MARGIN if at < len(columns) - 1 else MARGIN
     return x, top + max(tall) + MARGIN, lefts
 
 
@@ -230,8 +230,8 @@ def _place(boxes: list[Box], gaps: list[int], overs: int) -> tuple[float, float,
 
 
 def _inner(box: Box, edge: Edge, path: list[Spot], labels: list[str]) -> str:
-    """A line within a stage: curves between the rows, straight where it passes one."""
-    x, y = box.x + path[0].x, box.y + box.tops[path[0].row] + HIGH
+    """Return a line within a stage: curved between rows, straight where it passes one."""
+    x, y = box.x + path[0].x, box.y + box.tops[path[0].row] + STEP_HEIGHT
     way = [f"M{x:.1f} {y:.1f}"]
     for spot in path[1:]:
         to_x, to_y = box.x + spot.x, box.y + box.tops[spot.row]
@@ -239,8 +239,8 @@ def _inner(box: Box, edge: Edge, path: list[Spot], labels: list[str]) -> str:
         middle = (y + to_y) / 2
         way.append(f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {end:.1f}")
         if spot.node < 0:
-            way.append(f"V{to_y + HIGH:.1f}")
-        x, y = to_x, to_y + HIGH
+            way.append(f"V{to_y + STEP_HEIGHT:.1f}")
+        x, y = to_x, to_y + STEP_HEIGHT
     if edge.label:
         near = box.x + (path[0].x + 5 * path[1].x) / 6
         labels.append(_pill(near, box.y + box.tops[path[1].row] - 19, edge.label))
@@ -255,18 +255,18 @@ def _outer(
     lefts: list[float],
     labels: list[str],
 ) -> str:
-    """A line to another stage, along its tracks."""
+    """Return a line to another stage, along its tracks."""
     start, end = boxes[drawn.nodes[lane.edge.start].stage], boxes[drawn.nodes[lane.edge.end].stage]
     first, last = spots[lane.edge.start], spots[lane.edge.end]
-    x, y = start.x + first.x, start.y + start.tops[first.row] + HIGH
-    down = y + 4 + TRACK * lane.below
-    left = lefts[start.column] + SPACE + TRACK * lane.left
-    right = lefts[end.column - 1] + SPACE + TRACK * lane.right
-    into = end.y + TITLE + TRACK * lane.into
+    x, y = start.x + first.x, start.y + start.tops[first.row] + STEP_HEIGHT
+    down = y + 4 + TRACK_GAP * lane.below
+    left = lefts[start.column] + LINE_MARGIN + TRACK_GAP * lane.left
+    right = lefts[end.column - 1] + LINE_MARGIN + TRACK_GAP * lane.right
+    into = end.y + TITLE_HEIGHT + TRACK_GAP * lane.into
     to_x, to_y = end.x + last.x, end.y + end.tops[last.row] - 2
     corners = [(x, y), (x, down), (left, down)]
     if lane.over is not None:
-        over = MARGIN + TRACK * (lane.over - 1)
+        over = MARGIN + TRACK_GAP * (lane.over - 1)
         corners += [(left, over), (right, over)]
     corners += [(right, into), (to_x, into), (to_x, to_y)]
     if lane.edge.label:
@@ -275,7 +275,7 @@ def _outer(
 
 
 def _rounded(corners: list[tuple[float, float]], radius: float = 6.0) -> str:
-    """A line along corners, which it cuts a little."""
+    """Return the path of a line along corners, with the corners rounded."""
     way = [f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"]
     for (ax, ay), (bx, by), (cx, cy) in zip(corners, corners[1:], corners[2:], strict=False):
         before, after = abs(bx - ax) + abs(by - ay), abs(cx - bx) + abs(cy - by)
@@ -290,11 +290,11 @@ def _rounded(corners: list[tuple[float, float]], radius: float = 6.0) -> str:
 
 
 def _pill(x: float, y: float, words: str) -> str:
-    """A label upon a line."""
+    """Return a label upon a line."""
     fill, line, text = COLOURS["plain"]
-    wide = 10 + 6.2 * _length(words)
+    width = 10 + 6.2 * _length(words)
     return (
-        f'<rect x="{x - wide / 2:.1f}" y="{y - 6.5:.1f}" width="{wide:.1f}" height="13" rx="6.5" '
+        f'<rect x="{x - width / 2:.1f}" y="{y - 6.5:.1f}" width="{width:.1f}" height="13" rx="6.5" '
         f'fill="{fill}" stroke="{line}" stroke-opacity="0.5"/>' + _text(x, y + 3.5, words, 10, text)
     )
 
@@ -304,26 +304,28 @@ def _line(way: str) -> str:
 
 
 def _node(box: Box, spot: Spot, node: Node) -> str:
-    """A step: sources and sinks with round ends, steps with state as a store, the others as a box."""
+    """Return a step: sources and sinks with round ends, steps with state as a cylinder, the others as a box."""
     fill, line, text = COLOURS[node.role]
-    x, y = box.x + spot.x - spot.wide / 2, box.y + box.tops[spot.row]
+    x, y = box.x + spot.x - spot.width / 2, box.y + box.tops[spot.row]
     paint = f'fill="{fill}" stroke="{line}" stroke-width="1.5"'
-    size = f'x="{x:.1f}" y="{y:.1f}" width="{spot.wide:.1f}" height="{HIGH:.0f}"'
+    size = f'x="{x:.1f}" y="{y:.1f}" width="{spot.width:.1f}" height="{STEP_HEIGHT:.0f}"'
     if node.role == "state":
         shape = (
-            f'<path d="M{x:.1f} {y + 5:.1f}a{spot.wide / 2:.1f} 5 0 0 1 {spot.wide:.1f} 0v{HIGH - 10:.0f}'
-            f'a{spot.wide / 2:.1f} 5 0 0 1 {-spot.wide:.1f} 0z" {paint}/>'
-            f'<path d="M{x:.1f} {y + 5:.1f}a{spot.wide / 2:.1f} 5 0 0 0 {spot.wide:.1f} 0" '
+            f'<path d="M{x:.1f} {y + 5:.1f}a{spot.width / 2:.1f} 5 0 0 1 {spot.width:.1f} 0v{STEP_HEIGHT - 10:.0f}'
+            f'a{spot.width / 2:.1f} 5 0 0 1 {-spot.width:.1f} 0z" {paint}/>'
+            f'<path d="M{x:.1f} {y + 5:.1f}a{spot.width / 2:.1f} 5 0 0 0 {spot.width:.1f} 0" '
             f'fill="none" stroke="{line}" stroke-width="1.5"/>'
         )
     else:
-        round_by = {"source": HIGH / 2, "sink": HIGH / 2, "key": 10.0}.get(node.role, 4.0)
+        round_by = {"source": STEP_HEIGHT / 2, "sink": STEP_HEIGHT / 2, "key": 10.0}.get(
+            node.role, 4.0
+        )
         shape = f'<rect {size} rx="{round_by:.0f}" {paint}/>'
     middle = box.x + spot.x
-    lower = 4.0 if node.role == "state" else 0.0  # its lid
-    if node.told:
+    lower = 4.0 if node.role == "state" else 0.0  # the height of the cylinder's lid
+    if node.description:
         words = _text(middle, y + 20 + lower, node.name, 13, text, bold=True)
-        words += _text(middle, y + 34 + lower / 2, node.told, 10.5, text)
+        words += _text(middle, y + 34 + lower / 2, node.description, 10.5, text)
     else:
         words = _text(middle, y + 27 + lower / 2, node.name, 13, text, bold=True)
     return f"<g><title>{_clean(node.name)}</title>{shape}{words}</g>"
@@ -347,8 +349,10 @@ def _text(
 
 
 def _width(node: Node) -> float:
-    """Wide enough for its words in any common font."""
-    return max(72.0, 28 + 7.8 * _length(_shown(node.name)), 28 + 6.2 * _length(_shown(node.told)))
+    """Return a width that fits the node's words in any common font."""
+    return max(
+        72.0, 28 + 7.8 * _length(_shown(node.name)), 28 + 6.2 * _length(_shown(node.description))
+    )
 
 
 def _length(words: str) -> int:
@@ -356,9 +360,9 @@ def _length(words: str) -> int:
 
 
 def _shown(words: str) -> str:
-    return words if len(words) <= LONGEST else words[: LONGEST - 1] + "…"
+    return words if len(words) <= MAX_SHOWN_CHARACTERS else words[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
 def _clean(words: str) -> str:
-    """As text of XML, which has no place for some characters."""
+    """Return a text for XML, with unprintable characters replaced."""
     return escape("".join(c if c.isprintable() else "�" for c in words))

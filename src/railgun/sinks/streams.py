@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, Ty
 from railgun.client.address import DATA
 from railgun.client.errors import StreamsError
 from railgun.client.payloads import to_msgpack
-from railgun.client.retrying import UNDER_WAY, Patient, Staged, producer_name
+from railgun.client.retrying_client import UNDER_WAY, RetryingClient, StagedPieces, producer_name
 from railgun.client.shared import SHARED_CLIENTS, NodeAddress
 from railgun.flows.errors import ConnectorError, LostOutputError
 from railgun.flows.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
@@ -60,7 +60,7 @@ _ENCODE: Final[dict[str, Callable[[Any], bytes]]] = {
 }
 
 
-class _Patient(Patient):
+class _Patient(RetryingClient):
     """The calls of a source or sink to its node, also those that commit what snapshots hold."""
 
     def check_identity(self, tokens: Sequence[Token]) -> None:
@@ -319,7 +319,7 @@ class _Encoding(TwoPhaseWriter[Any]):
                     at, size = n, 0
         self._waiting, self._size = [], 0
 
-    def pieces(self) -> _Pieces | Staged:
+    def pieces(self) -> _Pieces | StagedPieces:
         """Where to."""
         raise NotImplementedError
 
@@ -372,14 +372,14 @@ class _Staging(_Encoding):
         with self.named():
             self._producer = self.node.begin(sink.name, self._name, place.generation)
         self._rescale = 0  # the last one that brought keys
-        self._staged: Staged | None = None
+        self._staged: StagedPieces | None = None
         self._before: list[
-            tuple[int, Staged]
+            tuple[int, StagedPieces]
         ] = []  # what was staged before rescales of this snapshot
 
-    def pieces(self) -> Staged:
+    def pieces(self) -> StagedPieces:
         if self._staged is None:
-            self._staged = Staged(self.node, self.node.open_stage(self._producer))
+            self._staged = StagedPieces(self.node, self.node.open_stage(self._producer))
         return self._staged
 
     def flush(self) -> None:

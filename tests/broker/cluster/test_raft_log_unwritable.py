@@ -183,11 +183,11 @@ def test_a_node_that_nobody_else_is_there_for_answers_by_its_copy(tmp_path: Path
                 await cluster.kill(name)
             code, out, complaints = await command(cluster, bad, "sub", "orders")
             assert (code, len(out.split())) == (0, 10)
-            assert "told by a copy" in complaints
+            assert "reported by a copy" in complaints
             follows = ("sub", "orders", "--follow", "--count", "10")
             code, out, complaints = await command(cluster, bad, *follows)
             assert (code, len(out.split())) == (0, 10)
-            assert "told by a copy" in complaints
+            assert "reported by a copy" in complaints
             mine = await cluster.client(bad, timeout=DEADLINE)
             with pytest.raises(StreamsError) as caught:
                 await mine.publish("orders", b"x")

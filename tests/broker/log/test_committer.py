@@ -72,7 +72,7 @@ def test_a_group_is_not_larger_than_told() -> None:
     disk = LogDisk()
     log = opened(disk)
     gate = Gate(disk)
-    committer = Committer(most_bytes=500)
+    committer = Committer(max_bytes=500)
     batches = [build([bytes(100)]) for _ in range(7)]
     before = disk.syncs
     for batch in [*batches, build([bytes(1000)])]:
@@ -167,7 +167,7 @@ def test_what_was_sent_behind_a_write_that_failed_fails_until_its_sender_could_k
     log = opened(disk)
     gate = Gate(disk)
     calls: list[Callable[[], None]] = []
-    committer = Committer(run=calls.append, most_bytes=300)
+    committer = Committer(run=calls.append, max_bytes=300)
     told: list[tuple[str, RailgunError | None]] = []
 
     def send(name: str, size: int) -> None:

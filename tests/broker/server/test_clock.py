@@ -37,7 +37,7 @@ DAY = 24 * HOUR
 @pytest.fixture(autouse=True)
 def beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that looks at its clock more often than others."""
-    monkeypatch.setattr(node_module, "BEAT", 0.01)
+    monkeypatch.setattr(node_module, "CHECK_CLOCK_S", 0.01)
 
 
 async def looked(running: Running) -> None:

@@ -18,7 +18,7 @@ GROUPS = "streams/orders/groups/groups"
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again soon."""
-    monkeypatch.setattr(groups_module, "RETRY", 0.02)
+    monkeypatch.setattr(groups_module, "RETRY_PAUSE_S", 0.02)
 
 
 def test_a_full_disk_refuses_and_what_groups_have_done_is_written_later(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_ps12_an_exclusive_group_hands_out_nothing_the_log_does_not_know(tmp_pat
 def test_ps12_what_waits_for_the_log_is_not_overtaken_by_what_comes_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups_module, "RETRY", 0.3)
+    monkeypatch.setattr(groups_module, "RETRY_PAUSE_S", 0.3)
 
     async def main() -> None:
         disk = LogDisk()

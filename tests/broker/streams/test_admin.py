@@ -589,7 +589,7 @@ def test_a_purge_that_finds_no_room_changes_nothing(tmp_path: Path) -> None:
 def test_ps18_messages_grow_old_also_in_a_stream_that_is_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "RETENTION", 0.02)
+    monkeypatch.setattr(node_module, "RETENTION_INTERVAL_S", 0.02)
 
     async def main() -> None:
         async with node(tmp_path) as running:
@@ -619,7 +619,7 @@ def test_ps18_messages_grow_old_also_in_a_stream_that_is_quiet(
 def test_ps18_messages_grow_old_in_a_segment_that_never_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "RETENTION", 0.02)
+    monkeypatch.setattr(node_module, "RETENTION_INTERVAL_S", 0.02)
 
     async def main() -> None:
         async with node(tmp_path) as running:

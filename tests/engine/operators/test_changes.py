@@ -64,7 +64,7 @@ def save(step: StatefulMap, *, full: bool = False, committed: bool = True) -> di
 
 def let_all_change(step: StatefulMap, keys: list[Any], value: Any) -> None:
     """Write to all keys until they count as changed as a whole."""
-    for _ in range(2 * changes.LOOK_EVERY):
+    for _ in range(2 * changes.LOOK_INTERVAL_PER_KEY):
         write(step, keys, value)
     assert changes_of(step).all_changed
 
@@ -193,7 +193,7 @@ def test_a_key_made_after_all_have_changed_has_changed_for_the_worker_it_moves_t
 def test_a_store_that_has_grown_large_is_not_noted_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(changes, "MOST_KEYS", 4)
+    monkeypatch.setattr(changes, "MAX_ALL_CHANGED_KEYS", 4)
     step = make_step()
     write(step, ["a", "b"], 1)
     save(step, full=True)
@@ -214,12 +214,12 @@ def test_state_on_disk_is_never_noted_as_a_whole(tmp_path: Path) -> None:
     try:
         step = make_step(disk.store)
         keys = list(range(3000))
-        for value in range(2 * changes.LOOK_EVERY):
+        for value in range(2 * changes.LOOK_INTERVAL_PER_KEY):
             for at in range(0, len(keys), 500):
                 write(step, keys[at : at + 500], value)
         assert step.store.spilled
         assert not changes_of(step).all_changed
-        assert save(step) == dict.fromkeys(keys, 2 * changes.LOOK_EVERY - 1)
+        assert save(step) == dict.fromkeys(keys, 2 * changes.LOOK_INTERVAL_PER_KEY - 1)
     finally:
         disk.close()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from railgun.engine.operators.copying import ODD, copied, own_copy, plain_copy
+from railgun.engine.operators.copying import NOT_PLAIN, copied, own_copy, plain_copy
 
 
 class Colour(enum.Enum):
@@ -113,7 +113,7 @@ def changing_parts(value: Any) -> set[int]:
 @pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
 def test_a_copy_of_a_plain_value_is_equal_and_shares_nothing_that_can_change(value: Any) -> None:
     made = plain_copy(value)
-    assert made is not ODD
+    assert made is not NOT_PLAIN
     assert type(made) is type(value)
     expected = copy.deepcopy(value)
     if isinstance(value, np.ndarray):
@@ -181,8 +181,8 @@ class Weak:
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_has_its_own_way_to_be_copied_is_odd_also_inside(value: Any) -> None:
-    assert plain_copy(value) is ODD
-    assert plain_copy({"a": [value]}) is ODD
+    assert plain_copy(value) is NOT_PLAIN
+    assert plain_copy({"a": [value]}) is NOT_PLAIN
 
 
 def test_odd_values_are_copied_as_they_say() -> None:
@@ -195,4 +195,4 @@ def test_what_is_nested_too_deeply_is_odd() -> None:
     value: list[Any] = []
     for _ in range(100_000):
         value = [value]
-    assert plain_copy(value) is ODD
+    assert plain_copy(value) is NOT_PLAIN

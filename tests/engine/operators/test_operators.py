@@ -12,7 +12,7 @@ import pytest
 from tests.flows.harness import Harness, Keys, through
 
 from railgun import FORGET, Collect, DeadLetter, Flow, Items, Stream
-from railgun.engine.operators.keyed import Leaving
+from railgun.engine.operators.keyed import LeavingKeys
 from railgun.engine.protocol.rescale.order import Order
 from railgun.errors import KeyTypeError, ProtocolError
 from railgun.flows.errors import SinkError, SourceError, StepError
@@ -560,22 +560,22 @@ def counting(keys: list[Any]) -> Harness:
     return through(keys, lambda s: s.key_by(lambda k: k).stateful_map(count, int, name="s"))
 
 
-def leaving_of(*blocks: list[Any]) -> Leaving:
+def leaving_of(*blocks: list[Any]) -> LeavingKeys:
     """These keys, found block by block; all of them leave."""
-    leaving = Leaving()
+    leaving = LeavingKeys()
     for block in blocks:
         leaving.note(hashes_of(block), block)
     return leaving
 
 
-def name(leaving: Leaving) -> Hashes:
+def name(leaving: LeavingKeys) -> Hashes:
     """All are found: name their hashes."""
-    order = Order.of(leaving.found)
+    order = Order.of(leaving.found_hashes)
     leaving.name(order)
     return order.hashes
 
 
-def pop(leaving: Leaving, named: Any, *keys: Any) -> list[Any]:
+def pop(leaving: LeavingKeys, named: Any, *keys: Any) -> list[Any]:
     """What leaves with the hashes of these keys, when these hashes were named; those that were not come last."""
     names = named.tolist()
     numbers = dict.fromkeys(hashes_of(list(keys)).tolist())
@@ -757,7 +757,7 @@ def test_a_sink_knows_its_place() -> None:
     flow.source(Items([1])).sink(Where(), name="here")
     Harness(flow).run()
     assert [(p.flow, p.step, p.worker, p.generation) for p in places] == [("test", "here", 0, 0)]
-    with pytest.raises(RuntimeError, match="no way to the program"):
+    with pytest.raises(RuntimeError, match="cannot send items to the program"):
         Collect().open(Place("f", "s", 0, 0)).write([1])
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.worker.listener_callers import SECRET, Caller, Seen, behind, run, settle
 
 from railgun.engine.operators import receiving as module
-from railgun.engine.operators.operator import DeadLetter, Setting, tell
+from railgun.engine.operators.operator import DeadLetter, Setting, describe_error
 from railgun.engine.operators.reading import Clock
 from railgun.engine.operators.receiving import Receiving
 from railgun.engine.protocol.frontier import LAST, MIN
@@ -173,7 +173,7 @@ def test_a_stream_that_was_granted_too_late_goes_back_with_its_time() -> None:
 def test_how_far_time_has_come_is_right_also_when_it_is_not_worked_out_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MANY", 2)
+    monkeypatch.setattr(module, "MANY_STREAMS", 2)
     fed = Fed(decode="bytes", idle_after=1000)
     receiving = fed.receiving
 
@@ -238,4 +238,6 @@ def test_what_is_told_of_an_error_is_its_traceback(number: int) -> None:
     for _ in range(2):  # the second time it is known
         with pytest.raises(Exception) as caught:  # noqa: PT011
             RAISING[number]()
-        assert tell(caught.value) == "".join(traceback.format_exception(caught.value, limit=-8))
+        assert describe_error(caught.value) == "".join(
+            traceback.format_exception(caught.value, limit=-8)
+        )

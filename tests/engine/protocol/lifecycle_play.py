@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.protocol.lifecycle.machine import Lifecycle
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Phase, Saving
-from railgun.engine.protocol.lifecycle.snapshots import LONGEST
+from railgun.engine.protocol.lifecycle.snapshot_rounds import Phase, SnapshotRounds
+from railgun.engine.protocol.lifecycle.snapshots import MAX_BACK_OFF_US
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
 
@@ -51,7 +51,11 @@ class Play:
     """Tells a lifecycle what happens, and compares its orders, in words."""
 
     def __init__(
-        self, workers: int = 2, stages: int = 1, restarts: int = 5, saving: Saving | None = None
+        self,
+        workers: int = 2,
+        stages: int = 1,
+        restarts: int = 5,
+        saving: SnapshotRounds | None = None,
     ) -> None:
         self.now = 0
         self.life = Lifecycle(stages, placement(workers), restarts=restarts, saving=saving)
@@ -129,7 +133,7 @@ class Play:
 
     def begin_again(self) -> Self:
         """The next generation begins, as soon as it may."""
-        self.any(self.after(LONGEST)).come_up()
+        self.any(self.after(MAX_BACK_OFF_US)).come_up()
         for worker in self.life.placement.workers:
             self.any(self.report(worker, o.Ready(self.life.generation)))
         assert self.life.coordinator is not None

@@ -17,9 +17,14 @@ from typing import Literal
 import pytest
 
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.engine.protocol.lifecycle.machine import GRACE, LEAVE, Lifecycle, StaleWorkerError
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Member
+from railgun.engine.protocol.lifecycle.machine import (
+    FAILURE_GRACE_US,
+    LEAVE_TIMEOUT_US,
+    Lifecycle,
+    StaleWorkerError,
+)
+from railgun.engine.protocol.lifecycle.snapshot_rounds import SnapshotRounds
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND_US, Member
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
 
@@ -81,14 +86,14 @@ class World:
         self.stages = self.random.randint(1, 3)
         self.now = 0
         self.saves = self.random.random() < 0.8
-        every = self.random.choice([1, SECOND // 2, 3 * SECOND, 60 * SECOND])
+        every = self.random.choice([1, SECOND_US // 2, 3 * SECOND_US, 60 * SECOND_US])
         self.first = self.random.choice([0, 7])
         self.committed = self.first or None
-        saving = Saving(every if self.saves else None, self.first, self.committed)
+        saving = SnapshotRounds(every if self.saves else None, self.first, self.committed)
         self.life = kind(
             *(self.stages, placement(self.random.randint(1, 4))),
             restarts=10**9,
-            window=self.random.choice([SECOND, 300 * SECOND]),
+            window=self.random.choice([SECOND_US, 300 * SECOND_US]),
             saving=saving,
             generation=self.random.choice([0, 20]),
         )
@@ -102,7 +107,7 @@ class World:
         self.launched: set[int] = set()
         self.generation = self.life.generation
         self.begun = -1  # the generation that was started last
-        self.owing: set[int] = set()  # incarnations that left, and have not handed over
+        self.owes_farewell: set[int] = set()  # incarnations that left, and have not handed over
         # The store, and what the controller keeps for it.
         self.cut: Cut | None = None
         self.last_number = self.first
@@ -119,7 +124,9 @@ class World:
         self.seen: Counter[str] = Counter()  # what happened in this world
         self.heard: list[o.Happened] = []
         self.lost_inside = False  # whether that has failed the flow when it had finished
-        self.doubtful: set[int] = set()  # incarnations of a generation that failed, not ready since
+        self.of_failed_generation: set[int] = (
+            set()
+        )  # incarnations of a generation that failed, not ready since
         self.obey(self.life.start(0))
 
     # ------------------------------------------------------------ what the lifecycle orders
@@ -142,7 +149,7 @@ class World:
                     self.heard.append(order)
                     if kind == "restarting":
                         there = {member.incarnation for member in self.life.members.values()}
-                        self.doubtful = there & self.launched
+                        self.of_failed_generation = there & self.launched
                 case o.Record():
                     self.record(order)
                 case o.Write():
@@ -180,7 +187,7 @@ class World:
             case o.Stop(handing_over):
                 process.told_stop = True
                 if handing_over:
-                    self.owing.add(process.incarnation)
+                    self.owes_farewell.add(process.incarnation)
                     cut = self.cut
                     assert cut is None or process.incarnation not in cut.participants
             case o.TakeSnapshot(generation, number, full):
@@ -210,7 +217,7 @@ class World:
         else:
             assert start.generation > self.begun
             first, self.begun, self.recovering = True, start.generation, 0
-            self.left, self.owing = [], set()
+            self.left, self.owes_farewell = [], set()
         if not first:
             assert (start.snapshot, start.recover) == (None, False)
             self.seen["joined"] += 1
@@ -251,7 +258,7 @@ class World:
         assert not cut.writing
         assert cut.participants == cut.saved.keys(), "not everybody has saved"
         assert not cut.trouble
-        assert not self.owing, "someone has still to hand over"
+        assert not self.owes_farewell, "someone has still to hand over"
         cut.writing = True
         self.in_manifest = list(self.left)
         self.writing = frozenset().union(*cut.saved.values(), *self.in_manifest)
@@ -342,7 +349,7 @@ class World:
         """Tell of a lost process; all that are lost of a generation that failed are one failure."""
         member, failed_times = self.life.members.get(worker), self.life.failed_times
         is_member = member is not None and member.incarnation == incarnation
-        is_told = incarnation in self.doubtful
+        is_told = incarnation in self.of_failed_generation
         if member is not None and is_member and member.leaving:
             self.lose_inside(worker, member)
         orders = self.life.down(worker, incarnation, why, self.now)
@@ -392,13 +399,13 @@ class World:
             cut = self.cut
             match report:
                 case o.Ready():
-                    self.doubtful.discard(process.incarnation)
+                    self.of_failed_generation.discard(process.incarnation)
                 case o.Saved(_, number) if cut is not None and cut.number == number:
                     cut.saved[process.incarnation] = frozenset(report.tokens)
                     cut.trouble |= bool(report.error)
                 case o.Farewell(_, _, tokens):
                     self.left.append(frozenset(tokens))
-                    self.owing.discard(process.incarnation)
+                    self.owes_farewell.discard(process.incarnation)
                     self.seen["late farewell"] += self.life.saving.phase == "whole"
         self.obey(self.life.reported(process.worker, report, self.now))
 
@@ -556,7 +563,7 @@ class World:
         for _ in range(fates):
             for _ in range(self.random.randint(0, 25)):
                 self.step()
-            self.now += self.random.choice([0, GRACE // 3, GRACE, SECOND])
+            self.now += self.random.choice([0, FAILURE_GRACE_US // 3, FAILURE_GRACE_US, SECOND_US])
             self.obey(self.life.tick(self.now))
             self.fate()
 
@@ -568,7 +575,7 @@ class World:
                 pass
             if self.at_rest:
                 return
-            self.now += LEAVE
+            self.now += LEAVE_TIMEOUT_US
             self.obey(self.life.tick(self.now))
             # Zombies end in the end.
             for incarnation, process in list(self.alive.items()):
@@ -579,7 +586,7 @@ class World:
     def at_rest(self) -> bool:
         life = self.life
         strangers = any(not self.is_member(process) for process in self.alive.values())
-        quiet = life.shown == "running" and not self.sources_over and life._hurt is None
+        quiet = life.shown == "running" and not self.sources_over and life._pending_failure is None
         return not strangers and (life.gone or quiet)
 
     def finish(self, how: Way) -> None:
@@ -605,7 +612,7 @@ class World:
                         self.obey(life.reported(worker, raised, self.now))
                     if not life.over:
                         self.step()
-                        self.now += SECOND
+                        self.now += SECOND_US
                         self.obey(life.tick(self.now))
 
 

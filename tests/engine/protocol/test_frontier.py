@@ -50,46 +50,46 @@ def test_it_stays_below_the_end_while_keys_are_to_be_given() -> None:
 
 def test_emissions_of_an_earlier_epoch_are_void() -> None:
     emissions = Emissions(0)
-    emissions.tell(0, 0, 5)
-    emissions.tell(1, 0, 7)
+    emissions.report(0, 0, 5)
+    emissions.report(1, 0, 7)
     assert emissions.advance([0, 1]) == 5
-    emissions.tell(1, 1, 6)  # worker 1 is through before us
+    emissions.report(1, 1, 6)  # worker 1 is through before us
     emissions.begin(1)
-    emissions.tell(0, 0, 50)
+    emissions.report(0, 0, 50)
     assert emissions.advance([0, 1]) is None
-    emissions.tell(0, 1, 9)
+    emissions.report(0, 1, 9)
     assert emissions.advance([0, 1]) == 6
 
 
 def test_an_idle_worker_holds_nobody_back_and_counts_again_when_it_wakes() -> None:
     emissions = Emissions(0)
-    emissions.tell(0, 0, 5)
-    emissions.tell(1, 0, LAST)
+    emissions.report(0, 0, 5)
+    emissions.report(1, 0, LAST)
     assert emissions.advance([0, 1]) == 5
-    emissions.tell(1, 0, 6)  # it wakes: lower than LAST, and believed
-    emissions.tell(0, 0, 9)
+    emissions.report(1, 0, 6)  # it wakes: lower than LAST, and believed
+    emissions.report(0, 0, 9)
     assert emissions.advance([0, 1]) == 6
-    emissions.tell(1, 0, 4)  # from one who was not idle it is not
+    emissions.report(1, 0, 4)  # from one who was not idle it is not
     assert emissions.of(1) == 6
 
 
 def test_the_frontier_stands_where_it_is_while_all_are_idle_and_ends_with_all() -> None:
     emissions = Emissions(0)
-    emissions.tell(0, 0, 5)
-    emissions.tell(1, 0, 7)
+    emissions.report(0, 0, 5)
+    emissions.report(1, 0, 7)
     assert emissions.advance([0, 1]) == 5
     for worker in (0, 1):
-        emissions.tell(worker, 0, LAST)
+        emissions.report(worker, 0, LAST)
     assert emissions.advance([0, 1]) is None
-    emissions.tell(0, 0, 8)
+    emissions.report(0, 0, 8)
     assert emissions.advance([0, 1]) == 8
     for worker in (0, 1):
-        emissions.tell(worker, 0, MAX)
+        emissions.report(worker, 0, MAX)
     assert emissions.advance([0, 1]) == MAX
 
 
 def test_one_who_is_idle_and_one_who_has_ended_are_not_the_end() -> None:
     emissions = Emissions(0)
-    emissions.tell(0, 0, LAST)
-    emissions.tell(1, 0, MAX)
+    emissions.report(0, 0, LAST)
+    emissions.report(1, 0, MAX)
     assert emissions.advance([0, 1]) is None

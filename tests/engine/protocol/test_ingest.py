@@ -86,7 +86,7 @@ def test_a_message_for_a_stream_that_is_not_open_here_ends_the_session(state: st
 
 def test_an_end_beyond_what_came_ends_the_session() -> None:
     table = opened(seen=3)
-    with pytest.raises(SessionError, match="said to be 4, but 3 was the last"):
+    with pytest.raises(SessionError, match="names 4 as the last id, but 3 was the last"):
         table.end(5, "a", 4)
 
 

@@ -7,15 +7,15 @@ from tests.engine.protocol.lifecycle_play import Play, placement, word
 
 from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.protocol.lifecycle.machine import (
-    GRACE,
-    HASTE,
-    LEAVE,
+    FAILURE_GRACE_US,
+    HURRIED_LEAVE_TIMEOUT_US,
+    LEAVE_TIMEOUT_US,
     LifecycleError,
     StaleWorkerError,
 )
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
-from railgun.engine.protocol.lifecycle.snapshots import BACK_OFF
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND
+from railgun.engine.protocol.lifecycle.snapshot_rounds import SnapshotRounds
+from railgun.engine.protocol.lifecycle.snapshots import FIRST_BACK_OFF_US
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND_US
 from railgun.engine.protocol.rescale import messages as m
 
 # ---------------------------------------------------------------- rule 8: before the start
@@ -254,7 +254,7 @@ def test_a_failure_that_would_come_again_stops_the_flow() -> None:
 def test_other_failures_restart_it_after_a_moment_in_which_the_cause_may_show() -> None:
     play = Play().running()
     play.expect(play.report(0, o.Failed(1, "the link to worker 1 is lost", final=False)))
-    play.expect(play.after(GRACE - 1))
+    play.expect(play.after(FAILURE_GRACE_US - 1))
     play.expect(
         play.after(1),
         "told restarting",
@@ -269,7 +269,7 @@ def test_the_cause_that_shows_is_told_and_counts_once() -> None:
     play.any(play.down(1, 2, "exit code -9"))
     assert "exit code -9" in play.heard[-1].text
     play.any(play.up(1, 3)).ready()
-    play.expect(play.after(GRACE))
+    play.expect(play.after(FAILURE_GRACE_US))
     assert play.life.failed_times == 1
 
 
@@ -277,7 +277,7 @@ def test_too_many_failures_within_the_window_fail_the_flow_with_the_last_cause()
     play = Play(workers=1, restarts=2)
     play.running()
     for count in (1, 2):
-        play.any(play.down(0, count, f"cause {count}")).any(play.after(BACK_OFF))
+        play.any(play.down(0, count, f"cause {count}")).any(play.after(FIRST_BACK_OFF_US))
         play.any(play.up(0, count + 1)).ready()
     play.expect(play.down(0, 3, "cause 3"), "told failed")
     assert "cause 3" in play.life.cause
@@ -334,7 +334,7 @@ def test_a_worker_that_was_ready_for_the_next_generation_is_lost_of_that_one() -
     play.expect(play.down(1, 2), "told restarting")
     assert play.life.failed_times == 2
     play.expect(play.down(2, 3), "told trouble")
-    play.expect(play.after(BACK_OFF - 1))
+    play.expect(play.after(FIRST_BACK_OFF_US - 1))
     play.expect(play.after(1), "launch 1#5", "launch 2#6")
 
 
@@ -343,7 +343,7 @@ def test_failures_that_are_long_ago_do_not_count() -> None:
     play.running()
     for count in range(1, 6):
         play.any(play.down(0, count)).any(play.up(0, count + 1)).ready()
-        play.any(play.after(301 * SECOND))
+        play.any(play.after(301 * SECOND_US))
     assert play.life.failed_times == 5
 
 
@@ -395,7 +395,10 @@ def test_a_new_worker_that_cannot_load_the_flow_ends_the_rescale_and_not_the_flo
     play.expect(play.scale(4), "launch 2#3", "launch 3#4")
     play.any(play.up(3, 4))
     play.expect(
-        play.life.unfit(2, "no module", play.now), "told not-rescaled", "cancel 2#3", "→3 stop"
+        play.life.cannot_load(2, "no module", play.now),
+        "told not-rescaled",
+        "cancel 2#3",
+        "→3 stop",
     )
     assert play.shown == "running"
 
@@ -403,7 +406,7 @@ def test_a_new_worker_that_cannot_load_the_flow_ends_the_rescale_and_not_the_flo
 def test_a_first_worker_that_cannot_load_the_flow_fails_it() -> None:
     play = Play()
     play.any(play.life.start(0))
-    play.any(play.life.unfit(1, "no module", play.now))
+    play.any(play.life.cannot_load(1, "no module", play.now))
     assert play.life.state == "failed"
     assert play.life.cause == "worker 1: no module"
 
@@ -468,15 +471,15 @@ def test_a_flow_stopped_while_it_starts_again_has_failed() -> None:
 def test_who_does_not_leave_is_ended_by_force() -> None:
     play = Play(workers=1).running()
     play.any(play.report(0, o.Ended(1)))
-    play.expect(play.after(LEAVE - 1))
+    play.expect(play.after(LEAVE_TIMEOUT_US - 1))
     play.expect(play.after(1), "cancel 0#1")
-    play.expect(play.after(LEAVE))
+    play.expect(play.after(LEAVE_TIMEOUT_US))
 
 
 def test_after_an_abort_there_is_less_patience() -> None:
     play = Play(workers=1).running()
     play.expect(play.life.abort("enough", 0), "told failed", "→0 stop")
-    play.expect(play.after(HASTE), "cancel 0#1")
+    play.expect(play.after(HURRIED_LEAVE_TIMEOUT_US), "cancel 0#1")
 
 
 # ---------------------------------------------------------------- rule 10: who cannot let go
@@ -530,7 +533,7 @@ def test_who_is_to_join_and_is_ended_as_it_loads_the_flow_is_not_told_of() -> No
 
 
 def test_who_has_not_begun_since_a_restart_has_written_nothing_since() -> None:
-    play = Play(saving=Saving(SECOND)).running()
+    play = Play(saving=SnapshotRounds(SECOND_US)).running()
     play.any(play.down(1, 2)).any(play.up(1, 3)).any(play.stop())
     assert play.state == "finished"
     play.expect(
@@ -540,14 +543,14 @@ def test_who_has_not_begun_since_a_restart_has_written_nothing_since() -> None:
 
 
 def test_a_stop_says_what_it_does() -> None:
-    play = Play(saving=Saving(SECOND))
+    play = Play(saving=SnapshotRounds(SECOND_US))
     play.any(play.life.start(0)).any(play.stop())
     assert play.life.how == "it has not begun"
     assert play.heard[0].text == "stopping: it has not begun"
-    play = Play(saving=Saving(SECOND)).running()
+    play = Play(saving=SnapshotRounds(SECOND_US)).running()
     play.any(play.stop())
     assert play.life.how == "a last snapshot"
-    play = Play(saving=Saving(SECOND)).running()
+    play = Play(saving=SnapshotRounds(SECOND_US)).running()
     play.any(play.down(1, 2)).any(play.stop())
     assert play.life.how == "it has not begun again"
     play = Play().running()

@@ -64,12 +64,14 @@ class IgnoresOwing(Lifecycle):
     """Writes the manifest before all who left have handed over."""
 
     def _advance_snapshot(self, now: int) -> bool:
-        owing = [member for member in self.members.values() if member.leaving and member.owing]
-        for member in owing:
-            member.owing = False
+        owes_farewell = [
+            member for member in self.members.values() if member.leaving and member.owes_farewell
+        ]
+        for member in owes_farewell:
+            member.owes_farewell = False
         done = super()._advance_snapshot(now)
-        for member in owing:
-            member.owing = True
+        for member in owes_farewell:
+            member.owes_farewell = True
         return done
 
 
@@ -79,18 +81,18 @@ class LosesFarewells(Lifecycle):
     def down(self, worker: Worker, incarnation: int, why: str, now: int) -> list[o.Order]:
         member = self.members.get(worker)
         if member is not None and member.leaving:
-            member.owing = False
+            member.owes_farewell = False
         return super().down(worker, incarnation, why, now)
 
 
 class LeavesEarly(Lifecycle):
     """Lets workers leave before it is known what became of a snapshot they took part in."""
 
-    def _follow(self, orders: Iterable[c.Order]) -> None:
-        super()._follow(orders)
+    def _carry_out(self, orders: Iterable[c.Order]) -> None:
+        super()._carry_out(orders)
         if self.coordinator is not None and self.coordinator.unsettled:
             self.coordinator.unsettled = False
-            super()._follow(self.coordinator._orders())
+            super()._carry_out(self.coordinator._orders())
 
 
 class DoesNotWait(Lifecycle):
@@ -161,7 +163,7 @@ class IgnoresTrouble(Lifecycle):
     """Writes the manifest though a worker could not save its part."""
 
     def _advance_snapshot(self, now: int) -> bool:
-        self.saving.trouble = ""
+        self.saving.failure_reason = ""
         return super()._advance_snapshot(now)
 
 
@@ -206,13 +208,13 @@ class HandsRescalesOverAtOnce(Lifecycle):
         assert self.coordinator is not None
         saving, self.coordinator.saving = self.coordinator.saving, set()
         ready = all(
-            worker in self.members and not self.crew.is_leaving_or_coming(worker)
+            worker in self.members and not self.processes.is_unusable(worker)
             for worker in wanted.workers
         )
         if saving and ready:
             self.coordinator.saving = saving
             self.wanted = None
-            self._follow(self.coordinator.rescale(wanted))
+            self._carry_out(self.coordinator.rescale(wanted))
             return True
         try:
             return super()._try_scale(wanted, now)
@@ -231,7 +233,7 @@ class TakesOneAtAnyTime(Lifecycle):
     """Begins a snapshot while another is under way."""
 
     def _next_snapshot(self, now: int) -> bool:
-        if self.saving.asked and self.saving.phase == "saving":
+        if self.saving.requests and self.saving.phase == "saving":
             self._begin_snapshot("asked for", last=False)
             return True
         return super()._next_snapshot(now)
@@ -240,7 +242,7 @@ class TakesOneAtAnyTime(Lifecycle):
 class CountsEveryLoss(Lifecycle):
     """Every worker that is lost of a generation that failed is a failure of its own."""
 
-    def _lost_too(self, worker: Worker, why: str) -> None:
+    def _lost_with_generation(self, worker: Worker, why: str) -> None:
         self._restart(why, 0)
 
 

@@ -7,19 +7,28 @@ from tests.engine.protocol.lifecycle_play import Play, placement, word
 from verification.rewriting import rewritten
 
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.engine.protocol.lifecycle.machine import GRACE, LEAVE, Lifecycle, LifecycleError
-from railgun.engine.protocol.lifecycle.snapshot_rounds import TRIES, Phase, Saving
-from railgun.engine.protocol.lifecycle.snapshots import BACK_OFF, LONGEST
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND
+from railgun.engine.protocol.lifecycle.machine import (
+    FAILURE_GRACE_US,
+    LEAVE_TIMEOUT_US,
+    Lifecycle,
+    LifecycleError,
+)
+from railgun.engine.protocol.lifecycle.snapshot_rounds import (
+    LAST_SNAPSHOT_TRIES,
+    Phase,
+    SnapshotRounds,
+)
+from railgun.engine.protocol.lifecycle.snapshots import FIRST_BACK_OFF_US, MAX_BACK_OFF_US
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND_US
 from railgun.engine.protocol.rescale import messages as m
 
-EVERY = 10 * SECOND
+EVERY = 10 * SECOND_US
 UNDER_WAY: tuple[Phase, ...] = ("recording", "saving", "writing")
 
 
 def saver(workers: int = 2, *, committed: int | None = None, **more: int) -> Play:
     """A flow that takes snapshots, running."""
-    saving = Saving(EVERY, committed or 0, committed)
+    saving = SnapshotRounds(EVERY, committed or 0, committed)
     return Play(workers, saving=saving, **more).running()
 
 
@@ -30,7 +39,7 @@ def starts(orders: list[o.Order]) -> list[o.Start]:
 
 def again(play: Play) -> list[o.Start]:
     """The next generation is told to start: how."""
-    orders = play.after(LONGEST)
+    orders = play.after(MAX_BACK_OFF_US)
     for worker, member in list(play.life.members.items()):
         if play.life.expects(worker, member.incarnation):
             orders += play.up(worker, member.incarnation)
@@ -68,8 +77,8 @@ def test_a_snapshot_comes_about_in_its_phases() -> None:
 
 def test_they_come_at_an_even_pace_however_long_one_takes() -> None:
     play = saver()
-    play.any(play.after(EVERY)).any(play.after(3 * SECOND)).at("none")
-    play.expect(play.after(EVERY - 3 * SECOND - 1))
+    play.any(play.after(EVERY)).any(play.after(3 * SECOND_US)).at("none")
+    play.expect(play.after(EVERY - 3 * SECOND_US - 1))
     play.expect(play.after(1), "record 2 changes: it was time")
 
 
@@ -102,7 +111,7 @@ def test_when_one_is_asked_for_during_another_a_further_one_follows(phase: Phase
 
 
 def test_one_that_is_asked_for_while_the_flow_starts_is_taken_when_it_runs() -> None:
-    play = Play(1, saving=Saving(EVERY))
+    play = Play(1, saving=SnapshotRounds(EVERY))
     play.any(play.life.start(0)).expect(play.snapshot())
     play.any(play.up(0, 1))
     play.expect(
@@ -229,7 +238,7 @@ def test_while_it_is_written_the_next_generation_waits_for_the_outcome(
 ) -> None:
     play = saver(committed=5).at("writing")
     play.expect(play.down(1, 2), "told restarting")
-    play.expect(play.after(LONGEST))
+    play.expect(play.after(MAX_BACK_OFF_US))
     orders = play.written(6, error)
     assert [word(order) for order in orders if isinstance(order, o.To)] == []
     play.any(orders)
@@ -284,14 +293,14 @@ def test_a_machine_that_counts_older_publications_is_found(
 def test_a_link_lost_during_a_snapshot_ends_it_after_a_moment() -> None:
     play = saver(1).at("saving")
     play.any(play.report(0, o.Failed(1, "a link is lost", final=False)))
-    assert word(play.after(GRACE)[0]) == "give up 1: worker 0: a link is lost"
+    assert word(play.after(FAILURE_GRACE_US)[0]) == "give up 1: worker 0: a link is lost"
 
 
 # ---------------------------------------------------------------- how a generation begins
 
 
 def test_one_worker_of_a_generation_recovers_and_who_joins_loads_nothing() -> None:
-    play = Play(saving=Saving(EVERY, 7, 7))
+    play = Play(saving=SnapshotRounds(EVERY, 7, 7))
     play.any(play.life.start(0)).any(play.up(0, 1))
     play.expect(
         play.up(1, 2),
@@ -400,7 +409,7 @@ def test_who_leaves_hands_over_and_no_manifest_is_written_before() -> None:
     play.expect(play.recorded(1), "→0 take 1/1 full")
     play.expect(play.report(0, play.saved()))
     assert play.life.saving.phase == "whole"
-    play.expect(play.after(SECOND))
+    play.expect(play.after(SECOND_US))
     play.expect(play.report(1, o.Farewell(1)), "write 1")
     play.expect(play.down(1, 2, "its process ended"))
 
@@ -456,7 +465,7 @@ def test_a_farewell_that_cannot_be_saved_starts_it_again() -> None:
 def test_who_does_not_hand_over_in_time_is_lost() -> None:
     play = leaves(saver())
     play.any(left(play))
-    play.expect(play.after(LEAVE), "record 1 full: it was time", "cancel 1#2")
+    play.expect(play.after(LEAVE_TIMEOUT_US), "record 1 full: it was time", "cancel 1#2")
     assert word(play.down(1, 2)[0]).startswith("give up 1: worker 1 left")
 
 
@@ -506,7 +515,7 @@ def test_rows_of_one_that_failed_do_not_count() -> None:
 
 
 def test_nothing_builds_upon_one_of_another_store() -> None:
-    play = Play(1, saving=Saving(EVERY, 3, 40, foreign=True)).running()
+    play = Play(1, saving=SnapshotRounds(EVERY, 3, 40, foreign=True)).running()
     play.expect(play.snapshot(), "record 4 full: asked for").any(play.recorded(4, "no room"))
     play.expect(play.snapshot(), "record 5 full: asked for")
     play.at("none").expect(play.snapshot(), "record 6 changes: asked for")
@@ -546,7 +555,7 @@ def test_the_end_of_all_sources_is_saved_and_over_when_all_is_visible() -> None:
 
 
 def test_a_flow_that_has_ended_takes_its_last_one_however_often_others_are_due() -> None:
-    play = Play(1, saving=Saving(0)).running()
+    play = Play(1, saving=SnapshotRounds(0)).running()
     for number in (1, 2):
         play.any(play.recorded(number)).save().any(play.written(number))
     assert play.life.saving.number == 3
@@ -575,7 +584,7 @@ def test_a_stop_during_a_rescale_waits_for_it() -> None:
 
 
 def test_a_stop_before_the_flow_began_is_its_end() -> None:
-    play = Play(1, saving=Saving(EVERY, 7, 7))
+    play = Play(1, saving=SnapshotRounds(EVERY, 7, 7))
     play.any(play.life.start(0))
     play.expect(play.stop(), "told stopping", "told finished", "cancel 0#1")
     assert "from snapshot 7" in play.heard[-1].text
@@ -646,7 +655,7 @@ def test_a_flow_that_stops_and_starts_again_meanwhile_cannot_be_rescaled() -> No
 def test_a_last_one_that_fails_is_tried_again_a_little_later() -> None:
     play = saver(1)
     play.any(play.stop()).any(play.recorded(1, "no room"))
-    play.expect(play.after(BACK_OFF - 1))
+    play.expect(play.after(FIRST_BACK_OFF_US - 1))
     play.expect(play.after(1), "record 2 full: the last one")
     play.at("none", last=True).any(play.report(0, o.Published(1, 2)))
     assert play.state == "finished"
@@ -655,9 +664,11 @@ def test_a_last_one_that_fails_is_tried_again_a_little_later() -> None:
 def test_a_last_one_that_fails_too_often_fails_the_flow() -> None:
     play = saver(1)
     play.any(play.report(0, o.Ended(1)))
-    for number in range(1, TRIES + 1):
+    for number in range(1, LAST_SNAPSHOT_TRIES + 1):
         assert not play.life.over
-        play.at("writing", last=True).any(play.written(number, "no room")).any(play.after(BACK_OFF))
+        play.at("writing", last=True).any(play.written(number, "no room")).any(
+            play.after(FIRST_BACK_OFF_US)
+        )
     assert play.state == "failed"
     assert play.life.cause == "the last snapshot cannot be saved: no room"
 
@@ -725,10 +736,14 @@ def test_an_abort_ends_it_at_once_in_any_phase(phase: Phase) -> None:
 def test_a_manifest_that_fails_after_the_end_does_not_change_the_cause() -> None:
     play = saver(1)
     play.any(play.stop())
-    for number in range(1, TRIES):
-        play.any(play.recorded(number, "no room")).any(play.after(BACK_OFF))
+    for number in range(1, LAST_SNAPSHOT_TRIES):
+        play.any(play.recorded(number, "no room")).any(play.after(FIRST_BACK_OFF_US))
     play.at("writing", last=True).any(play.life.abort("enough", play.now))
-    play.expect(play.written(TRIES, "no room"), f"give up {TRIES}: no room", "told snapshot-failed")
+    play.expect(
+        play.written(LAST_SNAPSHOT_TRIES, "no room"),
+        f"give up {LAST_SNAPSHOT_TRIES}: no room",
+        "told snapshot-failed",
+    )
     assert play.life.cause == "enough"
 
 
@@ -750,17 +765,17 @@ def test_each_restart_comes_later_than_the_one_before_up_to_a_limit() -> None:
         orders = play.down(0, incarnation)
         began = play.now
         while not any(isinstance(order, o.Launch) for order in orders):
-            orders = play.after(BACK_OFF)
-        waits.append((play.now - began) // BACK_OFF)
+            orders = play.after(FIRST_BACK_OFF_US)
+        waits.append((play.now - began) // FIRST_BACK_OFF_US)
     assert waits == [0, 1, 2, 4, 8, 16, 32, 32, 32]
-    assert LONGEST == 32 * BACK_OFF
+    assert MAX_BACK_OFF_US == 32 * FIRST_BACK_OFF_US
 
 
 def test_after_a_long_time_a_restart_comes_at_once_again() -> None:
     play = saver(1)
     for incarnation in (1, 2, 3):
         play.any(play.down(0, incarnation)).begin_again()
-    play.any(play.after(301 * SECOND))
+    play.any(play.after(301 * SECOND_US))
     play.expect(
         play.down(0, 4),
         *(

@@ -577,4 +577,4 @@ def test_every_phase_is_reached_and_left_by_the_table() -> None:
     assert {before for before, _ in TRANSITIONS} == phases
     assert set(TRANSITIONS.values()) == phases
     with pytest.raises(ProtocolError, match="no phase follows"):
-        worker(0).machine.go("no key left, Done is told")
+        worker(0).machine.enter_phase("no key left, Done is sent")

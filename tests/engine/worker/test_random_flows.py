@@ -192,7 +192,7 @@ def different(found: dict[Any, Any], wanted: dict[Any, Any]) -> str:
 def try_out(seed: int, patch: pytest.MonkeyPatch, saving: bool = False, **options: Any) -> None:
     chance = random.Random(seed)
     patch.setattr(stage, "CHUNK_KEYS", chance.choice([10, 30, 1000]))
-    patch.setattr(stage, "FEWEST", chance.choice([1, 50]))
+    patch.setattr(stage, "MIN_CHUNK_KEYS", chance.choice([1, 50]))
     patch.setattr(keyed, "BLOCK", chance.choice([1, 5, 2048]))
     patch.setattr(stateless, "ENOUGH", chance.choice([1, 20, 1000]))
     patch.setattr(changes, "BLOCK", chance.choice([1, 5, 500]))
@@ -223,7 +223,7 @@ def test_random_flow_with_state_on_disk(
     seed: int, saving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rocksdict")
-    monkeypatch.setattr(stateful, "PIECE", random.Random(seed).choice([1, 7, 1000]))
+    monkeypatch.setattr(stateful, "TIMER_FETCH_KEYS", random.Random(seed).choice([1, 7, 1000]))
     memory = random.Random(seed).choice([1, 5_000, 30_000])  # for a few keys, or a few dozen
     try_out(seed, monkeypatch, saving, state=OnDisk(memory))
 

@@ -1,23 +1,23 @@
-"""The disk of a node: files that grow at their end, and what may be relied on.
+"""The disk of a node: files that grow at their end, and what their users may rely on.
 
 Rules:
 
-1. `File.write` adds all of its pieces at the end, or raises; then a part of them may be there, and the caller cuts it
+1. `File.write` adds all pieces at the end, or raises. After an error a part of them may be there; the caller cuts it
    off.
-2. What was written before `File.sync` began is there after a power cut, once it has returned. If it raises, nobody
-   knows what is there, and a second sync would not tell: the system may have thrown away what it could not write.
-   A file that is not at its place any more (somebody has moved, replaced or removed it, or a directory above it) is
-   not what the next open finds: its sync raises.
-3. Names are for good (`create`, `rename`, `remove`) once `sync_directory` has returned. Without it each of them may
-   come about or not, in any order. A rename happens wholly or not at all.
-4. `File.read` may be called by any thread while another one writes. A file that is closed while it is read, is closed
-   when the last reader has left it.
-5. `File.forget` is a hint: these bytes, which are synced, will not be read soon. Whoever writes much that nobody waits
-   for should not drive out of memory what others read; and memory that is used again is written to faster.
-6. Errors are those of the system (`OSError`); what they mean is said by those who know what the file is.
-7. Paths are relative, with `/`, and stay inside.
-8. A file of a read-only disk can be opened and read; it refuses to be written (`EROFS`) until the disk is mounted for
-   writing. What is left to be tidied up stays there meanwhile (`unless_read_only`).
+2. Bytes written before `File.sync` began survive a power cut once it has returned. If it raises, the content of the
+   disk is unknown, and a second sync would not tell: the system may have dropped what it could not write. The sync
+   also raises if the file is not at its place any more (somebody has moved, replaced or removed it, or a directory
+   above it), because the next open would not find it.
+3. Changes of names (`create`, `rename`, `remove`) are durable once `sync_directory` has returned. Without it, each of
+   them may happen or not, in any order. A rename happens wholly or not at all.
+4. Any thread may call `File.read` while another thread writes. A file that is closed during a read is closed when the
+   last reader is done.
+5. `File.forget` is a hint: these synced bytes will not be read soon. A bulk write that nobody waits for should not
+   drive out of the page cache what others read; and memory that is used again is written to faster.
+6. Errors are those of the system (`OSError`); the callers, which know what a file is for, translate them.
+7. Paths are relative, use `/`, and stay inside the directory of the disk.
+8. Files on a read-only disk can be opened and read. Writes fail with `EROFS` until the disk is mounted for writing.
+   Leftover files are not tidied up meanwhile (`unless_read_only`).
 """
 
 from __future__ import annotations
@@ -37,102 +37,105 @@ from railgun.storage.formats import FORMAT_FILE, Format
 from railgun.storage.lock import FileLock, Lock
 from railgun.transport.records import Bytes
 
-_MOST_PIECES: Final = 1024  # of one writev; what every system takes
+_MAX_WRITEV_PIECES: Final = 1024  # every system takes as many in one call
 _fdatasync: Final = getattr(os, "fdatasync", os.fsync)
 GONE: Final = "somebody has moved, replaced or removed it, or a directory above it"
-"""What is told of a file that is not at its place any more."""
+"""Why a file is not at its place any more, for error messages."""
 
 
 class File(Protocol):
-    """An open file."""
+    """An open file that grows at its end."""
 
     def size(self) -> int:
-        """How many bytes it has."""
+        """Return the size in bytes."""
         ...
 
     def write(self, pieces: Sequence[Bytes]) -> None:
-        """Add these at the end."""
+        """Add these pieces at the end: see rule 1."""
         ...
 
     def sync(self) -> None:
-        """What is written is there for good."""
+        """Make the written bytes durable: see rule 2."""
         ...
 
     def read(self, at: int, size: int) -> bytes:
-        """These bytes; fewer where the file ends."""
+        """Return `size` bytes from byte `at` on; fewer if the file ends before."""
         ...
 
     def forget(self, at: int, size: int) -> None:
-        """These bytes need not be kept in memory."""
+        """Hint that these bytes need not be cached: see rule 5."""
         ...
 
     def has_name(self) -> bool:
-        """Return whether the file still has its name: nobody has moved, replaced or removed it, or its directory."""
+        """Return whether the path still leads to this file.
+
+        It does not if somebody has moved, replaced or removed the file, or its directory.
+        """
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut it off there."""
+        """Cut the file off at this size."""
         ...
 
     def close(self) -> None:
-        """Leave it."""
+        """Close the file; reads that are under way finish first."""
         ...
 
 
 class Disk(Protocol):
-    """Files by their names."""
+    """Files and directories, by their relative paths."""
 
     def make_directory(self, path: str) -> None:
-        """A directory that is there for good, also if it was there before."""
+        """Make a directory, and make it durable, also if it was there before."""
         ...
 
     def create(self, path: str) -> File:
-        """A new file, empty; in place of one that is there."""
+        """Create an empty file, in place of one that is there, and open it."""
         ...
 
     def open(self, path: str) -> File:
-        """A file that is there."""
+        """Open a file; raise `FileNotFoundError` if there is none."""
         ...
 
     def list(self, path: str) -> list[str]:
-        """The names of the files in a directory, in order; none if there is no directory."""
+        """Return the names of the files in a directory, sorted; an empty list if there is no directory."""
         ...
 
     def directories(self, path: str) -> Sequence[str]:
-        """The names of the directories in a directory, in order."""
+        """Return the names of the directories in a directory, sorted."""
         ...
 
     def clear(self, path: str) -> None:
-        """Take away a directory with all that is in it."""
+        """Remove a directory with all its content."""
         ...
 
     def lock(self, path: str) -> Lock:
-        """A lock that one program has at a time; `LockedError` if another has it."""
+        """Take a lock that one program holds at a time; raise `LockedError` if another program holds it."""
         ...
 
     def rename(self, path: str, to: str) -> None:
-        """Give a file another name, in place of what has it."""
+        """Rename a file, in place of one that has the new name."""
         ...
 
     def remove(self, path: str) -> None:
-        """Take a file away; no error if there is none."""
+        """Remove a file; do nothing if there is none."""
         ...
 
     def sync_directory(self, path: str) -> None:
-        """The names in this directory are there for good."""
+        """Make the names in this directory durable: see rule 3."""
         ...
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the full path of a file, for messages to people."""
         ...
 
     def free(self) -> int:
-        """Bytes that may be written, as far as the system knows."""
+        """Return how many bytes may still be written, as far as the system knows."""
         ...
 
 
 class NodeDisk:
-    """A directory of this machine.
+    """A disk in a directory of this machine.
 
     >>> import tempfile
     >>> disk = NodeDisk(tempfile.mkdtemp())
@@ -154,29 +157,29 @@ class NodeDisk:
         return f"NodeDisk({str(self.root)!r})"
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the full path of a file."""
         return str(self._at(path))
 
     def free(self) -> int:
-        """Bytes that are free, for who has no privileges."""
+        """Return the free bytes that an unprivileged user may write."""
         return shutil.disk_usage(self.root).free
 
     def make_directory(self, path: str) -> None:
-        """A directory, and those above it; each is known for good to the one it lies in."""
+        """Make a directory and those above it, and sync the parent of each."""
         target = self._at(path)
-        made = [self.root, *(self.root / above for above in reversed(Path(path).parents[:-1]))]
+        ancestors = [self.root, *(self.root / above for above in reversed(Path(path).parents[:-1]))]
         self.root.parent.mkdir(parents=True, exist_ok=True)
-        for directory in dict.fromkeys([*made, target]):
+        for directory in dict.fromkeys([*ancestors, target]):
             with contextlib.suppress(FileExistsError):
                 directory.mkdir()
-            _sync(directory.parent)  # also if it was there: whoever made it may not have got so far
+            _sync(directory.parent)  # also if it was there: its maker may have crashed before this
 
     def create(self, path: str) -> File:
-        """A new file."""
+        """Create an empty file and open it."""
         return self._open(path, _FLAGS | os.O_CREAT | os.O_TRUNC)
 
     def open(self, path: str) -> File:
-        """A file that is there."""
+        """Open a file, for reading only if the disk is read-only."""
         return self._open(path, _FLAGS)
 
     def _open(self, path: str, flags: int) -> _NodeFile:
@@ -191,7 +194,7 @@ class NodeDisk:
         return file
 
     def list(self, path: str) -> list[str]:
-        """The names of the files in a directory."""
+        """Return the names of the files in a directory, sorted."""
         try:
             with os.scandir(self._at(path)) as entries:
                 return sorted(entry.name for entry in entries if entry.is_file())
@@ -199,34 +202,34 @@ class NodeDisk:
             return []
 
     def directories(self, path: str) -> Sequence[str]:
-        """The names of the directories in a directory."""
+        """Return the names of the directories in a directory, sorted."""
         with os.scandir(self._at(path)) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
     def clear(self, path: str) -> None:
-        """Take away a directory with all that is in it."""
+        """Remove a directory with all its content."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._at(path))
 
     def lock(self, path: str) -> Lock:
-        """A lock that is gone with this process."""
+        """Take a lock that the system releases when this process ends."""
         return FileLock(self._at(path), on_read_only=True)
 
     def rename(self, path: str, to: str) -> None:
-        """Give a file another name."""
+        """Rename a file; files that are open know their new path."""
         place = str(self._at(to))
         os.replace(self._at(path), place)
         file = self._opened.pop(str(self._at(path)), None)
-        if file is not None:  # whoever has it open has it under the new name
+        if file is not None:  # open files must know their new path: see `has_name`
             file.place, self._opened[place] = place, file
 
     def remove(self, path: str) -> None:
-        """Take a file away."""
+        """Remove a file; do nothing if there is none."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._at(path))
 
     def sync_directory(self, path: str) -> None:
-        """The names in this directory are there for good."""
+        """Make the names in this directory durable."""
         _sync(self._at(path))
 
     def _at(self, path: str) -> Path:
@@ -240,7 +243,7 @@ class _NodeFile:
     def __init__(self, number: int, place: str, read_only: bool = False) -> None:
         self.place = place
         self._number = number
-        self._read_only = read_only  # it was, when it was opened
+        self._read_only = read_only  # whether the disk was read-only when the file was opened
         self._lock = threading.Lock()
         self._readers = 0
         self._closed = False
@@ -248,8 +251,8 @@ class _NodeFile:
     def size(self) -> int:
         return os.fstat(self._number).st_size
 
-    def _need_to_write(self) -> None:
-        """Raise `OSError` while the disk is read-only; later, have the same file open for writing."""
+    def _open_for_writing(self) -> None:
+        """Reopen the file for writing if it was opened read-only; raise `OSError` while the disk still is."""
         if not self._read_only:
             return
         number = os.open(self.place, _FLAGS)
@@ -262,15 +265,15 @@ class _NodeFile:
             os.close(number)
 
     def write(self, pieces: Sequence[Bytes]) -> None:
-        self._need_to_write()
-        for start in range(0, len(pieces), _MOST_PIECES):
-            some = pieces[start : start + _MOST_PIECES]
-            written = os.writev(self._number, some)
-            if written != sum(map(len, some)):
-                self._rest(some, written)
+        self._open_for_writing()
+        for start in range(0, len(pieces), _MAX_WRITEV_PIECES):
+            batch = pieces[start : start + _MAX_WRITEV_PIECES]
+            written = os.writev(self._number, batch)
+            if written != sum(map(len, batch)):
+                self._write_remainder(batch, written)
 
-    def _rest(self, pieces: Sequence[Bytes], written: int) -> None:
-        """The system took a part: a signal came, or there was room for no more."""
+    def _write_remainder(self, pieces: Sequence[Bytes], written: int) -> None:
+        """Write what the system did not take at once, because of a signal or for lack of room."""
         left = memoryview(b"".join(pieces))[written:]
         while left:
             left = left[os.write(self._number, left) :]
@@ -286,7 +289,7 @@ class _NodeFile:
             there = os.stat(self.place)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # it cannot be looked at, as without permissions: so much is known
+        except OSError:  # the path cannot be examined, say without permission: ask the file itself
             return mine.st_nlink > 0
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
@@ -297,7 +300,7 @@ class _NodeFile:
             self._readers += 1
         try:
             data = os.pread(self._number, size, at)
-            if 0 < len(data) < size:  # the end, or the most that one call gives
+            if 0 < len(data) < size:  # the end of the file, or the limit of one call
                 pieces = [data]
                 while data and sum(map(len, pieces)) < size:
                     done = sum(map(len, pieces))
@@ -318,7 +321,7 @@ class _NodeFile:
                 os.posix_fadvise(self._number, at, size, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, size: int) -> None:
-        self._need_to_write()
+        self._open_for_writing()
         os.ftruncate(self._number, size)
 
     def close(self) -> None:
@@ -331,7 +334,7 @@ class _NodeFile:
 
 @contextlib.contextmanager
 def unless_read_only() -> Iterator[None]:
-    """Do what is within, which may be done at another time as well; not at all on a read-only disk."""
+    """Run the block, and ignore that the disk is read-only: the block does work that can be done later as well."""
     try:
         yield
     except OSError as error:
@@ -340,7 +343,7 @@ def unless_read_only() -> Iterator[None]:
 
 
 def put(disk: Disk, path: str, pieces: Sequence[Bytes]) -> File:
-    """A new file with this content, which is synced."""
+    """Write a new file with this content, sync it, and return it open."""
     file = disk.create(path)
     try:
         file.write(pieces)
@@ -351,8 +354,8 @@ def put(disk: Disk, path: str, pieces: Sequence[Bytes]) -> File:
     return file
 
 
-def check_format(disk: Disk, directory: str, known: Format) -> bool:
-    """Check the format file of a directory ("": the root) before anything in it is changed.
+def check_format(disk: Disk, directory: str, expected: Format) -> bool:
+    """Check the format file of a directory ("": the root) before anything in the directory is changed.
 
     Return whether `write_format` is due. Raise `LaterVersionError` or `OtherFormatError`: see `Format.needs_writing`.
     """
@@ -361,31 +364,31 @@ def check_format(disk: Disk, directory: str, known: Format) -> bool:
     try:
         file = disk.open(path)
     except FileNotFoundError:
-        return known.needs_writing(None, where)
+        return expected.needs_writing(None, where)
     try:
-        return known.needs_writing(file.read(0, file.size()), where)
+        return expected.needs_writing(file.read(0, file.size()), where)
     finally:
         file.close()
 
 
-def write_format(disk: Disk, directory: str, known: Format) -> None:
-    """Write the format file of a directory that is there, in place of an older one.
+def write_format(disk: Disk, directory: str, expected: Format) -> None:
+    """Write the format file of an existing directory, in place of an older one.
 
-    A disk that takes nothing is no error for version 1, which is what a directory without the file has.
+    An error of the disk is ignored for version 1, because a directory without the file counts as version 1.
     """
     path = f"{directory}/{FORMAT_FILE}" if directory else FORMAT_FILE
     try:
-        put(disk, f"{path}.new", [known.dump()]).close()
+        put(disk, f"{path}.new", [expected.dump()]).close()
         disk.rename(f"{path}.new", path)
         if directory:
             disk.sync_directory(directory)
     except OSError:
-        if known.version > 1:
+        if expected.version > 1:
             raise
 
 
 def check_path(path: str) -> str:
-    """A path that stays inside of its disk."""
+    """Return the path; raise `StorageError` if it could lead outside of the disk."""
     if any(piece in ("", ".", "..") for piece in path.split("/")) or "\0" in path:
         raise StorageError(f"{path!r} is no path inside of the directory of a node")
     return path
@@ -396,10 +399,8 @@ def _sync(directory: Path) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.EROFS,
-        ):  # there is no such thing on this disk, or no change
+        # This disk does not sync directories, or is read-only and so has nothing to sync.
+        if error.errno not in (errno.EINVAL, errno.EROFS):
             raise
     finally:
         os.close(number)

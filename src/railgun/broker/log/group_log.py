@@ -1,20 +1,21 @@
-"""The group log: what the groups of a stream must not forget, as changes one after the other.
+"""The group log: what the consumer groups of a stream must not forget, as changes one after the other.
 
-It does not know what a group is. A state is folded from changes, which are bytes, by functions of whoever uses it.
+The log does not know what a group is. Functions of its user fold the changes, which are bytes, into states.
 
 Rules:
 
-1. One file of notes (`railgun.broker.log.notes`): a change of a group, the whole state of one, or the end of one.
-2. `append` writes all of its changes or none; they are for good after `sync`. After a crash all changes that were
-   synced are there, and of the others the first so many.
-3. `load` folds what is there. What is torn at the end is cut off; what was there for good and is bad is damage, which
-   is told with the states before it, and nothing is changed. Marks tell which it is (`railgun.broker.log.tail`).
-   A change of None is the end of a group. If it comes again, it begins anew. What a later version of Railgun has
-   written is refused, and nothing is changed (`LaterVersionError`).
-4. When it has grown to twice what the states alone took, and at least `rewrite_bytes`, it is written anew: the states
-   of all groups. A crash leaves the old file or the new one; both have the same states.
-5. A damaged one can be begun anew from the states before the damage (`anew`); what is damaged is kept beside it.
-6. A full disk or a failed sync: as in `railgun.broker.log.tail`. A rewrite that cannot be written is put off.
+1. The log is one file of notes (`railgun.broker.log.notes`). A note is a change of a group, the whole state of a
+   group, or the end of a group.
+2. `append` writes all of its changes or none; they are durable after `sync`. After a crash all synced changes are
+   there, and of the others the first few.
+3. `load` folds the notes in the file. A torn end is cut off. Bytes that were synced and are bad now are damage, which
+   is reported together with the states before it; the file is not changed. Marks tell the two apart
+   (`railgun.broker.log.tail`). A change of None is the end of a group; if the group comes again, it begins anew. Notes
+   of a later version of Railgun are refused, and the file is not changed (`LaterVersionError`).
+4. When the file has grown to twice the size that the states alone took, and to at least `rewrite_bytes`, it is
+   rewritten with the states of all groups. A crash leaves the old file or the new one; both have the same states.
+5. A damaged log can be begun anew from the states before the damage (`anew`); the damaged file is kept beside it.
+6. A full disk and a failed sync are handled as in `railgun.broker.log.tail`. A rewrite that fails is put off.
 7. One writer at a time.
 """
 
@@ -47,18 +48,22 @@ _NAME: Final = "groups"
 
 
 class DamagedGroupLogError(DamagedLogError):
-    """A group log is damaged; `states` is what could be read before that. Groups begun from it get messages again."""
+    """A group log is damaged; `states` is what could be read before the damage.
 
-    def __init__(self, told: str, offset: int, states: Mapping[str, Any]) -> None:
-        super().__init__(told, offset)
+    Groups that begin from these states get messages again.
+    """
+
+    def __init__(self, text: str, offset: int, states: Mapping[str, Any]) -> None:
+        super().__init__(text, offset)
         self.states = states
 
 
 @dataclass(frozen=True)
 class Fold(Generic[S]):
-    """How states come from changes.
+    """Functions that turn changes into states.
 
-    `apply` gets the state before (None: there was none) and may change it; `dump` and `load` are of a whole state.
+    `apply` gets the state before a change (None: there was none), may change it, and returns the state after it. `dump`
+    and `load` convert a whole state to bytes and back.
     """
 
     apply: Callable[[S | None, bytes], S]
@@ -67,7 +72,7 @@ class Fold(Generic[S]):
 
 
 class GroupLog(Generic[S]):
-    """See the rules of the module. Made by `open`.
+    """The group log of one stream: see the rules of the module. Made by `open`.
 
     >>> import tempfile
     >>> from railgun.broker.log.disk import NodeDisk
@@ -85,16 +90,19 @@ class GroupLog(Generic[S]):
 
     def __init__(self, disk: Disk, directory: str, fold: Fold[S], rewrite_bytes: int) -> None:
         self.directory = directory
-        self._fold, self._least = fold, rewrite_bytes
+        self._fold, self._rewrite_bytes = fold, rewrite_bytes
         self._notes = _notes(disk, directory)
-        self._whole = 0  # bytes the states alone took when it was written anew
+        self._states_bytes = 0  # what the states alone took when the file was rewritten last
         self._closed = False
 
     @classmethod
     def open(
         cls, disk: Disk, directory: str, fold: Fold[S], rewrite_bytes: int = 1 << 20
     ) -> tuple[GroupLog[S], dict[str, S]]:
-        """The group log in a directory, made if there is none, and the states of its groups."""
+        """Open the group log in a directory, or make it; return it and the states of its groups.
+
+        Raise `DamagedGroupLogError` if it is damaged, `LaterFormatError` if a later version has written it.
+        """
         log = cls(disk, directory, fold, rewrite_bytes)
         try:
             return log, log._recover()
@@ -114,16 +122,16 @@ class GroupLog(Generic[S]):
         states: Mapping[str, S],
         rewrite_bytes: int = 1 << 20,
     ) -> tuple[GroupLog[S], dict[str, S]]:
-        """A group log with these states, in place of a damaged one, which is kept beside it."""
+        """Write a group log with these states in place of a damaged one, which is kept beside it."""
         path = f"{directory}/{_NAME}"
         try:
             damaged = disk.open(path)
-            kept = next(
+            copy = next(
                 name
                 for name in (f"{path}.damaged-{n}" for n in itertools.count(1))
                 if name.rpartition("/")[2] not in disk.list(directory)
             )
-            put(disk, kept, [damaged.read(0, damaged.size())]).close()
+            put(disk, copy, [damaged.read(0, damaged.size())]).close()
             disk.sync_directory(directory)
             damaged.close()
             records = [pack_state(name, fold.dump(state)) for name, state in states.items()]
@@ -136,60 +144,60 @@ class GroupLog(Generic[S]):
 
     @property
     def cut_bytes(self) -> int:
-        """So much was torn at the end when it was opened, and is cut off."""
+        """Bytes of a torn end that were cut off when the log was opened."""
         return self._notes.cut_bytes
 
     @property
     def size(self) -> int:
-        """Bytes of its file."""
+        """Size of the file in bytes."""
         return self._notes.tail.size
 
     @property
     def failed(self) -> StorageError | None:
-        """Why it takes no more, if so."""
+        """Why the log takes no more writes, or None."""
         return self._notes.tail.failed
 
     @property
     def refused(self) -> StorageError | None:
-        """Why the last write was refused, while it is not known that writing works again."""
+        """Why the last write was refused, until writing is known to work again; or None."""
         return self._notes.tail.refused
 
     def probe(self) -> None:
-        """Find out whether what was refused can be written now; raise as `append` would, if not."""
+        """Find out whether a refused write would succeed now; raise as `append` would, if not."""
         self._check()
         self._notes.tail.probe()
 
     def has_file(self) -> bool:
-        """Return whether the file is still there, and as long as it was written. Any thread may ask."""
+        """Return whether the file is still at its place, and as long as it was written. May be called by any thread."""
         return self._closed or self._notes.tail.is_there()
 
     def check_files(self) -> None:
-        """Take nothing more if somebody has moved, replaced, removed or cut off the file: `LogFailedError`."""
+        """Raise `LogFailedError`, now and later, if somebody has moved, replaced, removed or cut off the file."""
         self._check()
         self._notes.tail.check_file()
 
     def append(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
-        """Write changes, each of a group (None: it is no more): all of them or none."""
+        """Write changes of groups, all or none; a change of None is the end of its group."""
         self._check()
         self._notes.append([pack_change(group, change) for group, change in changes])
 
     def sync(self) -> None:
-        """Let all that was appended be there for good, and write the file anew if it has grown."""
+        """Make all appended changes durable, and rewrite the file if it has grown (rule 4)."""
         self._check()
         self._notes.sync()
-        if self.size > max(self._least, 2 * self._whole):
+        if self.size > max(self._rewrite_bytes, 2 * self._states_bytes):
             with contextlib.suppress(OSError):
                 self._rewrite()
 
     def load(self) -> dict[str, S]:
-        """The states of all groups, folded from the file."""
+        """Return the states of all groups, folded from the file."""
         self._check()
         states: dict[str, S] = {}
-        self._notes.read(self._taker(states))
+        self._notes.read(self._folder(states))
         return states
 
     def close(self) -> None:
-        """Sync, and leave the file."""
+        """Sync, and close the file."""
         if not self._closed:
             self._closed = True
             self._notes.close()
@@ -201,21 +209,21 @@ class GroupLog(Generic[S]):
 
     def _recover(self) -> dict[str, S]:
         states: dict[str, S] = {}
-        found = self._notes.recover(self._taker(states))
-        if found is None:
+        summary = self._notes.recover(self._folder(states))
+        if summary is None:
             self._notes.create()
-        elif found.damaged:
+        elif summary.damaged:
             raise DamagedGroupLogError(
-                f"{self._notes.what} is damaged at byte {found.size}, after {found.count} changes: "
-                f"{found.problem}. Nothing was changed. Restore the file; the node of a cluster fetches it from "
+                f"{self._notes.what} is damaged at byte {summary.size}, after {summary.count} changes: "
+                f"{summary.problem}. Nothing was changed. Restore the file; the node of a cluster fetches it from "
                 "the others.",
-                found.count,
+                summary.count,
                 states,
             )
         return states
 
-    def _taker(self, states: dict[str, S]) -> Take:
-        """What folds notes into these states."""
+    def _folder(self, states: dict[str, S]) -> Take:
+        """Return a function that folds notes into these states."""
 
         def take(kind: int, group: str, body: bytes) -> None:
             if kind == _CHANGE:
@@ -230,20 +238,20 @@ class GroupLog(Generic[S]):
         return take
 
     def _rewrite(self) -> None:
-        """The states of all groups in a new file, in place of this one."""
+        """Write the states of all groups to a new file, in place of this one."""
         notes, states = self._notes, dict[str, S]()
-        found = notes.read(self._taker(states))
-        if found.problem:
+        summary = notes.read(self._folder(states))
+        if summary.problem:
             raise DamagedGroupLogError(
-                f"{notes.what} is damaged at byte {found.size}: {found.problem}. Nothing was changed; the "
+                f"{notes.what} is damaged at byte {summary.size}: {summary.problem}. Nothing was changed; the "
                 "groups in memory are right. Look after the disk.",
-                found.count,
+                summary.count,
                 states,
             )
         self._put(states)
 
     def replace(self, states: Mapping[str, S]) -> None:
-        """These are the states of all groups from now on, for good when it returns."""
+        """Replace the states of all groups, durably."""
         self._check()
         try:
             self._put(states)
@@ -254,36 +262,38 @@ class GroupLog(Generic[S]):
         notes = self._notes
         records = [pack_state(name, self._fold.dump(state)) for name, state in states.items()]
         size = sum(map(len, records))
-        self._whole = max(size, notes.tail.size // 2)  # if it fails, not at once again
+        self._states_bytes = max(
+            size, notes.tail.size // 2
+        )  # if it fails, do not try again at once
         notes.replace(records)
-        self._whole = size
+        self._states_bytes = size
 
 
 def pack_change(group: str, change: bytes | None) -> bytes:
-    """A change as it stands in the file."""
+    """Return a change as a note of the file."""
     return pack(_MAGIC, _GONE if change is None else _CHANGE, change or b"", group)
 
 
 def pack_state(group: str, state: bytes) -> bytes:
-    """A whole state, as it was dumped, as it stands in the file."""
+    """Return a whole state, which was dumped before, as a note of the file."""
     return pack(_MAGIC, _WHOLE, state, group)
 
 
 def unpack_records(data: bytes) -> list[tuple[str, bytes | None]]:
-    """What was packed: groups, and their changes or states.
+    """Return the groups in packed notes, each with its change or state (None: the end of the group).
 
     >>> unpack_records(pack_change("billing", b"3") + pack_change("mail", None))
     [('billing', b'3'), ('mail', None)]
     """
-    found: list[tuple[str, bytes | None]] = []
+    changes: list[tuple[str, bytes | None]] = []
     at = 0
     while at < len(data):
         record = unpack(_MAGIC, data, at)
         if record is None:
-            raise BatchError(f"what should be changes of groups is not, at byte {at}")
+            raise BatchError(f"there is no change of a group at byte {at}")
         kind, group, body, at = record
-        found.append((group, None if kind == _GONE else body))
-    return found
+        changes.append((group, None if kind == _GONE else body))
+    return changes
 
 
 def _notes(disk: Disk, directory: str) -> Notes:

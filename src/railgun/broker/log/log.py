@@ -1,35 +1,36 @@
-"""The log of one persistent stream: batches in one order, for good.
+"""The log of one persistent stream: its batches on disk, in one total order.
 
 Rules:
 
-1. One total order. A batch is taken only if it begins with the next offset, is not stored before the last one, and is
-   of no older epoch; so offsets are contiguous and never used twice, and stored time never steps back.
-2. What `sync` has returned for is there after a power cut. Readers see nothing else: `read` ends at `durable_end`.
-3. Several batches go to disk in one write, and one segment. A segment that would grow too large is synced, and only
-   then the next one is made; its name is for good before anything is written to it. So only the last segment can be
-   torn.
-4. `open` scans the last segment. What is torn at its end is cut off; what was there for good and is not good any more
-   is damage: nothing is changed, what lies before it can be read, and nothing is appended. Which of both it is, marks
-   tell (`railgun.broker.log.tail`). The other segments are believed by their index, until they are read. Damage is also
-   that messages are missing which must have been there: the index of a segment is made when it has a successor, and
-   what was purged was there (rule 9). What others know of is told by them (`miss`).
+1. One total order. A batch is accepted only if it begins with the next offset, is not stored before the last batch, and
+   is of no older epoch. So offsets are contiguous and never used twice, and stored time never steps back.
+2. Batches for which `sync` has returned survive a power cut. Readers see nothing else: `read` ends at `durable_end`.
+3. Several batches go to disk in one write, and into one segment. A segment that would grow too large is synced before
+   the next segment is made, and the name of the next one is durable before anything is written to it. So only the last
+   segment can be torn.
+4. `open` scans the last segment. A torn end is cut off. Bytes that were synced and are bad now are damage: no file is
+   changed, messages before the damage can be read, and nothing is appended. Marks tell the two apart
+   (`railgun.broker.log.tail`). The other segments are trusted by their index until they are read. Missing messages
+   that must have been there are damage too: a segment gets an index file only when it has a successor, and purged
+   messages were there (rule 9). `note_missing` reports messages that other parts of the node know of.
 5. Every batch is checked when it is read. Damage that is found then has the same consequences. A batch of a later
    version of Railgun is neither torn nor damaged: the log is not opened, or not read from there on
-   (`LaterFormatError`), and nothing is changed. The same for an end that looks torn and begins with a later version.
+   (`LaterFormatError`), and no file is changed. The same goes for an end that looks torn and begins with a later
+   version.
 6. A failed sync ends the log; a full disk does not. See `railgun.broker.log.tail`.
-7. Retention takes whole segments away, oldest first, each for good before the next, and never the last one: a hole
-   cannot come about by a crash, and an offset that was used is never forgotten.
+7. Retention removes whole segments, oldest first, never the last one; each removal is durable before the next begins.
+   So a crash cannot leave a hole, and an offset that was used is never forgotten.
 8. One writer at a time (`append`, `sync`, `roll`, `trim`, `retain`, `purge`, `cut`, `reset`, `repair`, `close`; the
-   committer sees to it). Readers come from any thread. No read copies a message: what is given are views of what the
-   system has read. What was read while the log was cut, is read again: nobody gets batches of two pasts.
-9. `purge` takes away all before an offset. The name of an empty file says so for good, before anything is removed;
-   then the segments go that lie wholly before it. The rest of such messages stays on disk, and is not read.
-10. `runs` and `epoch_at` tell which epoch has written what: by the segments, which know it by their index. What is
-   trimmed is forgotten, but for the epoch of the last batch before the first one, until the log is opened again.
-11. `cut`, `reset` and `repair` take something away from the end: see `railgun.broker.log.surgery`.
-12. A unit of batches (`transport.records`) lies in one segment, as large as that may become. `whole_end` is the durable
-    end without a unit that is not whole: what the master of a stream has not finished, or a replica has not got yet. A
-    unit that is not whole when the log is opened is cut off like torn bytes: it was never acknowledged.
+   committer sees to it). Readers may be in any thread. No read copies a message: the results are views of the bytes
+   that the system has read. A read that was overtaken by a cut is repeated: no reader gets batches of two histories.
+9. `purge` removes all messages before an offset. The name of an empty file records the offset durably before anything
+   is removed; then the segments go that lie wholly before it. The rest of the purged messages stays on disk, unread.
+10. `runs` and `epoch_at` tell which epoch has written which offsets: segments know it from their indexes. Trimmed
+   epochs are forgotten, except that of the last batch before the first segment, until the log is opened again.
+11. `cut`, `reset` and `repair` take messages away from the end: see `railgun.broker.log.truncation`.
+12. A unit of batches (`transport.records`) lies in one segment, however large that becomes. `whole_end` is the durable
+    end without a unit that is not whole: one that the master of the stream has not finished, or that a replica has not
+    received completely. When the log is opened, such a unit is cut off like torn bytes: it was never acknowledged.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from railgun.broker.errors import (
     refusal,
     storage_error,
 )
-from railgun.broker.log import surgery
+from railgun.broker.log import truncation
 from railgun.broker.log.disk import Disk, File
 from railgun.broker.log.recovery import Recovery, recover
 from railgun.broker.log.segment import (
@@ -63,10 +64,10 @@ from railgun.broker.log.segment import (
     Run,
     Segment,
     Walk,
-    extend,
+    empty_segment,
+    extend_runs,
     floor_name,
     floor_of,
-    fresh,
     index_name,
     load_index,
     log_name,
@@ -76,41 +77,41 @@ from railgun.broker.log.segment import (
 from railgun.broker.log.tail import Tail
 from railgun.transport.records import CONTINUES, Bytes, LaterBatchError, head, patch
 
-_OPEN_FILES: Final = 16
-_HINTS: Final = 256
+_MAX_OPEN_FILES: Final = 16
+_MAX_HINTS: Final = 256
 MIN_SEGMENT_BYTES: Final = 4096
-_PIECES: Final = 8  # of the bytes that are kept at most, each in a segment of its own
-_SHARE: Final = 4  # a segment spans at most this part of the time that messages are kept
+_SEGMENTS_PER_MAX_BYTES: Final = 8  # so retention by size removes an eighth too much at most
+_SEGMENTS_PER_MAX_AGE: Final = 4  # so retention by age keeps messages a quarter too long at most
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """How a log lies on disk."""
+    """Sizes of the files of a log: of a segment, and how many bytes of it one entry of the index covers."""
 
     segment_bytes: int = 64 << 20
     index_bytes: int = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
-    """Where a read begins."""
+class _ReadStart:
+    """The place in a segment where a read begins."""
 
     segment: Segment
     file: File
-    known: int
+    offset: int  # of the batch at `position`
     position: int
-    want: int
-    limit: int
-    changes: int
+    want: int  # bytes to read at first
+    limit: int  # readers see no offset from here on
+    changes: int  # the log's count of changes at that time
 
 
 class StreamLog:
-    """See the rules of the module. Made by `open`.
+    """The log of one stream: see the rules of the module. Made by `open`.
 
     >>> import tempfile
     >>> from railgun.broker.log.disk import NodeDisk
     >>> from railgun.transport.records import Records, build
-    >>> log, found = StreamLog.open(NodeDisk(tempfile.mkdtemp()), "orders")
+    >>> log, recovery = StreamLog.open(NodeDisk(tempfile.mkdtemp()), "orders")
     >>> batch = build([b"hello", b"world"])
     >>> log.stamp([batch], epoch=1, now=1_000)
     2
@@ -127,43 +128,43 @@ class StreamLog:
         self.directory = directory
         self.config = config
         self.roll_bytes = config.segment_bytes
-        """A segment that would become larger is followed by another one."""
+        """A segment that would become larger is followed by a new one."""
         self._disk = disk
         self._lock = threading.Lock()
         self._segments: list[Segment] = []
         self._bases: list[int] = []
-        self._floor = 0  # what lies before was purged
-        self._before = 0  # the epoch of the last batch before the first segment, if it is known
-        self._changes = 0  # how often something was taken away that readers may have seen
+        self._floor = 0  # offsets below this were purged
+        self._before = 0  # epoch of the last batch before the first segment; 0: not known
+        self._changes = 0  # how often messages were taken away that readers may have seen
         self._tail: Tail
-        self._files: OrderedDict[int, File] = OrderedDict()  # of segments that are not written
+        self._files: OrderedDict[int, File] = OrderedDict()  # of finished segments, by base
         self._hints: OrderedDict[int, tuple[int, int]] = OrderedDict()  # offset: segment, byte
         self._end = 0
         self._durable_end = 0
         self._whole = 0  # the end, without a unit that is not whole
         self._durable_whole = 0
         self._last_time = LONG_AGO
-        self._told_time = LONG_AGO
+        self._given_time = LONG_AGO  # the last result of `next_time`
         self._epoch = 0
         self._damage: DamagedLogError | None = None
-        self._not_rolled: StorageError | None = None  # why the next segment could not be made
+        self._roll_error: StorageError | None = None  # why the next segment could not be made
         self._closed = False
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ state
 
     @property
     def first(self) -> int:
-        """The first offset that is kept."""
+        """Return the first offset that is kept."""
         return max(self._bases[0], self._floor)
 
     @property
     def end(self) -> int:
-        """The offset of the next message."""
+        """Return the offset of the next message."""
         return self._end if self._damage is None else min(self._end, self._damage.offset)
 
     @property
     def durable_end(self) -> int:
-        """All offsets below are there for good."""
+        """Return the end of the synced messages: all offsets below it survive a power cut."""
         if self._damage is None:
             return self._durable_end
         return min(self._durable_end, self._damage.offset)
@@ -175,30 +176,31 @@ class StreamLog:
 
     @property
     def last_time(self) -> int:
-        """When the last batch was stored; far in the past if there is none."""
+        """Return when the last batch was stored (µs); far in the past if there is none."""
         return self._last_time
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the last batch."""
+        """Return the epoch of the last batch."""
         return self._epoch
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The epochs of all batches that are kept, in order, each with the offset after the last batch of it."""
+        """Return the epochs of all kept batches, in order, each with the offset after its last batch."""
         with self._lock:
             first, end = self.first, self.end
             runs: list[Run] = []
             for segment in self._segments:
                 for epoch, until in segment.runs:
                     if until > first and (not runs or runs[-1][1] < end):
-                        extend(runs, epoch, min(until, end))
+                        extend_runs(runs, epoch, min(until, end))
             return tuple(runs)
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch of the batch that holds this offset; 0 if that is not known any more.
+        """Return the epoch of the batch that holds this offset; 0 if it is not known any more.
 
-        Of what was trimmed, that is known of the last batch before those that are there, until the log is opened anew.
+        Of the trimmed batches, only the epoch of the last one is known, until the log is opened again. Raise
+        `BeyondEndError` for an offset that no batch holds yet.
         """
         with self._lock:
             if offset >= self.end:
@@ -213,46 +215,49 @@ class StreamLog:
 
     @property
     def damage(self) -> DamagedLogError | None:
-        """What is damaged, if anything is."""
+        """Return the damage of the log, or None."""
         return self._damage
 
     @property
     def failed(self) -> StorageError | None:
-        """Why it takes no more, if so: damage, or a failed write or sync."""
+        """Return why the log takes no more writes, or None: damage, or a failed write or sync."""
         return self._damage or self._tail.failed
 
     @property
     def refused(self) -> StorageError | None:
-        """Why the last write was refused, while it is not known that writing works again."""
-        return self._not_rolled or self._tail.refused
+        """Return why the last write was refused, until writing is known to work again; or None."""
+        return self._roll_error or self._tail.refused
 
     def probe(self) -> None:
-        """Find out whether what was refused can be written now; raise as `append` would, if not."""
+        """Find out whether a refused write would succeed now; raise as `append` would, if not."""
         self._check()
-        if self._not_rolled is not None:
+        if self._roll_error is not None:
             self.roll()
         self._tail.probe()
 
     def has_file(self) -> bool:
-        """Return whether the file that is written to is still there, and not cut off. Any thread may ask."""
+        """Return whether the file of the last segment is still at its place and not cut off.
+
+        May be called by any thread.
+        """
         return self._closed or self._damage is not None or self._tail.is_there()
 
     def check_files(self) -> None:
-        """Take nothing more if somebody has moved, replaced, removed or cut off the file: `LogFailedError`."""
+        """Raise `LogFailedError`, now and later, if somebody has moved, replaced, removed or cut off the file."""
         self._check()
         self._tail.check_file()
 
     @property
     def size(self) -> int:
-        """Bytes of all segments."""
+        """Return the size of all segments in bytes."""
         with self._lock:
             return sum(segment.size for segment in self._segments)
 
     def next_time(self, now: int) -> int:
-        """The time to store with the next batch: now, but not before any that was told or stored."""
+        """Return the time (µs) to store with the next batch: never less than one returned or stored before."""
         with self._lock:
-            self._told_time = max(now, self._last_time, self._told_time)
-            return self._told_time
+            self._given_time = max(now, self._last_time, self._given_time)
+            return self._given_time
 
     # ------------------------------------------------------------ writing
 
@@ -263,7 +268,10 @@ class StreamLog:
         now: int,
         base: int | None = None,
     ) -> int:
-        """Write offsets from `base` on (the end of the log), epoch and time into batches; the offset after them."""
+        """Write offsets from `base` on (default: the end of the log), epoch and time into batches.
+
+        Return the offset after them.
+        """
         following, time = self._end if base is None else base, self.next_time(now)
         for batch in batches:
             count = head(batch).count
@@ -272,29 +280,29 @@ class StreamLog:
         return following
 
     def append(self, batches: Sequence[Bytes], cold: bool = False) -> int:
-        """Write batches that follow the last one: all of them or none. They are not for good before `sync`.
+        """Write batches that follow the last one, all or none; return the new end. They are durable after `sync`.
 
-        `cold`: nobody will soon read them.
+        `cold`: nobody will read them soon. Raise `OrderError` if a batch does not follow.
         """
         self._check()
         following, time, epoch = self._end, self._last_time, self._epoch
         total, placed, whole = 0, [], self._whole
         for batch in batches:
-            found = head(batch)
-            if found.base != following or found.time < time or found.epoch < epoch:
+            header = head(batch)
+            if header.base != following or header.time < time or header.epoch < epoch:
                 raise OrderError(
-                    f"stream {self.directory!r}: a batch of offset {found.base}, time {found.time}, epoch "
-                    f"{found.epoch} cannot follow: offset {following}, time {time}, epoch {epoch} or later is due"
+                    f"stream {self.directory!r}: a batch of offset {header.base}, time {header.time}, epoch "
+                    f"{header.epoch} cannot follow: offset {following}, time {time}, epoch {epoch} or later is due"
                 )
-            if found.size != len(batch):
+            if header.size != len(batch):
                 raise OrderError(
-                    f"stream {self.directory!r}: the batch of offset {found.base} has {found.size} bytes, "
-                    f"{len(batch)} were given: give batches one by one"
+                    f"stream {self.directory!r}: the batch of offset {header.base} has {header.size} bytes, "
+                    f"{len(batch)} were passed: pass batches one by one"
                 )
-            placed.append((found, total))
-            following, time, epoch = found.end, found.time, found.epoch
-            total += found.size
-            if not found.flags & CONTINUES:
+            placed.append((header, total))
+            following, time, epoch = header.end, header.time, header.epoch
+            total += header.size
+            if not header.flags & CONTINUES:
                 whole = following
         if not placed:
             return self._end
@@ -306,16 +314,16 @@ class StreamLog:
             assert segment.index is not None
             if segment.empty:
                 segment.first_time = placed[0][0].time
-            for found, at in placed:
-                segment.index.add(found.base, begin + at, found.time)
-                extend(segment.runs, found.epoch, found.end)
+            for header, at in placed:
+                segment.index.add(header.base, begin + at, header.time)
+                extend_runs(segment.runs, header.epoch, header.end)
             segment.size, segment.end, segment.last_time = self._tail.size, following, time
             self._end, self._last_time, self._epoch = following, time, epoch
             self._whole = whole
         return following
 
     def sync(self) -> int:
-        """Let all that was appended be there for good; the durable end."""
+        """Make all appended batches durable; return the durable end."""
         self._check()
         end, whole = self._end, self._whole
         self._tail.sync()
@@ -323,7 +331,7 @@ class StreamLog:
         return end
 
     def roll(self) -> None:
-        """Go on in a new segment, so that retention can take the present one; not within a unit."""
+        """Go on in a new segment, so that retention can remove the present one; do nothing within a unit."""
         self._check()
         before = self._segments[-1]
         if before.empty or before.index is None or self._whole < self._end:
@@ -334,9 +342,9 @@ class StreamLog:
         try:
             file = self._disk.create(path)
         except OSError as error:
-            self._not_rolled = storage_error(error, f"{self._disk.where(path)} cannot be made")
-            raise refusal(self._not_rolled) from self._not_rolled
-        self._not_rolled = None
+            self._roll_error = storage_error(error, f"{self._disk.where(path)} cannot be made")
+            raise refusal(self._roll_error) from self._roll_error
+        self._roll_error = None
         try:
             self._disk.sync_directory(self.directory)
         except OSError as error:
@@ -345,13 +353,13 @@ class StreamLog:
         with self._lock:
             self._files[before.base] = self._tail.file
             self._tail = Tail(file, self._what(path), 0)
-            self._add(fresh(self._end, self.config.index_bytes))
+            self._add(empty_segment(self._end, self.config.index_bytes))
         save_index(self._disk, self.directory, before, index)
         with self._lock:
-            self._shrink()
+            self._close_idle_files()
 
     def close(self) -> None:
-        """Sync, and leave the files."""
+        """Sync, and close the files."""
         if self._closed:
             return
         self._closed = True
@@ -376,22 +384,24 @@ class StreamLog:
     # ------------------------------------------------------------ reading
 
     def read(
-        self, offset: int, most_bytes: int = 1 << 20, end: int | None = None
+        self, offset: int, max_bytes: int = 1 << 20, end: int | None = None
     ) -> list[memoryview]:
-        """Whole batches from the one that holds the offset on, all before `end` and the durable end.
+        """Return whole batches from the one that holds `offset` on, all before `end` and the durable end.
 
-        At least one if there is one, else at most so many bytes; all of one segment, so there may be more.
+        At most `max_bytes`, but at least one batch if there is one. All are of one segment, so there may be more behind
+        them. Raise `TrimmedError` below `first`, `BeyondEndError` above the end, and `DamagedLogError` from a damage
+        on.
         """
         while True:
-            spot = self._spot(offset, most_bytes, end)
-            if spot is None:
+            start = self._find_start(offset, max_bytes, end)
+            if start is None:
                 return []
-            batches = self._read(spot, offset, most_bytes)
+            batches = self._read(start, offset, max_bytes)
             if batches is not None:
                 return batches
 
-    def _spot(self, offset: int, most_bytes: int, end: int | None) -> _Spot | None:
-        """Where to read; None if there is nothing yet."""
+    def _find_start(self, offset: int, max_bytes: int, end: int | None) -> _ReadStart | None:
+        """Return where to read; None if there is nothing to read yet."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the log of stream {self.directory!r} is closed")
@@ -415,76 +425,82 @@ class StreamLog:
             file = self._file(segment)
             hint = self._hints.pop(offset, None)
             if hint is not None and hint[0] == segment.base:
-                known, position, want = offset, hint[1], most_bytes
+                begin, position, want = offset, hint[1], max_bytes
             else:
-                known, position = self._index(segment, file).find(offset)
-                want = most_bytes + self.config.index_bytes
-            return _Spot(segment, file, known, position, want, limit, self._changes)
+                begin, position = self._index(segment, file).find(offset)
+                want = max_bytes + self.config.index_bytes
+            return _ReadStart(segment, file, begin, position, want, limit, self._changes)
 
-    def _read(self, spot: _Spot, offset: int, most_bytes: int) -> list[memoryview] | None:
-        """Whole batches from there on; None if the log has changed meanwhile, and they may be of no log."""
-        known, position, want, limit = spot.known, spot.position, spot.want, spot.limit
+    def _read(self, start: _ReadStart, offset: int, max_bytes: int) -> list[memoryview] | None:
+        """Return whole batches from `offset` on.
+
+        Return None if the log was cut meanwhile: the batches may be of no valid log.
+        """
+        begin_offset, position, want, limit = start.offset, start.position, start.want, start.limit
         batches: list[memoryview] = []
-        room = most_bytes
+        room = max_bytes
         while True:
             try:
-                data = spot.file.read(position, want)
+                data = start.file.read(position, want)
             except OSError as error:
-                if self._left(spot):
+                if self._was_closed(start):
                     return None
                 raise StorageError(
-                    f"{self._what(self._path(log_name(spot.segment.base)))} cannot be read: "
+                    f"{self._what(self._path(log_name(start.segment.base)))} cannot be read: "
                     f"{error.strerror or error}"
                 ) from error
-            walk = Walk(data, position, known)
-            following, byte, done = known, position, False
+            walk = Walk(data, position, begin_offset)
+            following, next_position, done = begin_offset, position, False
             later: LaterBatchError | None = None
             try:
-                for begin, found, batch in walk:
-                    if found.end > offset:
-                        done = found.end > limit or (bool(batches) and found.size > room)
+                for begin, header, batch in walk:
+                    if header.end > offset:
+                        done = header.end > limit or (bool(batches) and header.size > room)
                         if done:
                             break
                         batches.append(batch)
-                        room -= found.size
-                    following, byte = found.end, begin + found.size
+                        room -= header.size
+                    following, next_position = header.end, begin + header.size
                     done = following >= limit or room <= 0
                     if done:
                         break
             except LaterBatchError as error:
                 later = error
             with self._lock:
-                if self._changes != spot.changes:
+                if self._changes != start.changes:
                     return None
                 if batches:
-                    self._hints[following] = (spot.segment.base, byte)
-                    while len(self._hints) > _HINTS:
+                    self._hints[following] = (start.segment.base, next_position)
+                    while len(self._hints) > _MAX_HINTS:
                         self._hints.popitem(last=False)
             if batches or done:
                 return batches
             if later is not None:
-                path = self._path(log_name(spot.segment.base))
+                path = self._path(log_name(start.segment.base))
                 raise later_format(self._what(path), later) from later
             problem = walk.problem or ("the end of the file" if len(data) < want else "")
             if problem:
                 with self._lock:
-                    if self._changes != spot.changes:
+                    if self._changes != start.changes:
                         return None
-                    base = spot.segment.base
+                    base = start.segment.base
                     raise self._note_damage(base, walk.offset, walk.position, problem)
-            known, position = walk.offset, walk.position
-            want = max(walk.need, most_bytes)
+            begin_offset, position = walk.offset, walk.position
+            want = max(walk.need, max_bytes)
 
-    def _left(self, spot: _Spot) -> bool:
-        """Whether that file was closed by who had a reason to; then it is found again, or an error says the reason."""
+    def _was_closed(self, start: _ReadStart) -> bool:
+        """Return whether another thread has closed the file on purpose.
+
+        A new read opens it again, or raises the reason.
+        """
         with self._lock:
-            there = spot.file in (self._tail.file, self._files.get(spot.segment.base))
-            return self._changes != spot.changes or not there
+            in_use = start.file in (self._tail.file, self._files.get(start.segment.base))
+            return self._changes != start.changes or not in_use
 
     def batches_since(
         self, time: int, first: int = 0, end: int | None = None
     ) -> Iterator[memoryview]:
-        """All batches that were stored at that time or later, in order; from `first` on, and before `end`."""
+        """Yield all batches stored at `time` (µs) or later, in order, from the offset `first` on and before `end`."""
         with self._lock:
             start = self._end
             for segment in self._segments:
@@ -494,9 +510,9 @@ class StreamLog:
             start = max(start, first)
         while batches := self.read(start, 4 << 20, end):
             for batch in batches:
-                found = head(batch)
-                start = found.end
-                if found.time >= time:
+                header = head(batch)
+                start = header.end
+                if header.time >= time:
                     yield batch
 
     def _file(self, segment: Segment) -> File:
@@ -512,27 +528,27 @@ class StreamLog:
                     f"{self._what(path)} cannot be opened: {error.strerror or error}"
                 ) from error
             self._files[segment.base] = file
-            self._shrink(keep=segment.base)
+            self._close_idle_files(keep=segment.base)
         self._files.move_to_end(segment.base)
         return file
 
     def _index(self, segment: Segment, file: File) -> Index:
         if segment.index is None:
             every = self.config.index_bytes
-            told = load_index(self._disk, self.directory, segment.base, segment.size, every)
+            loaded = load_index(self._disk, self.directory, segment.base, segment.size, every)
             try:
-                found = told or scan(file, segment.base, every).segment
+                indexed = loaded or scan(file, segment.base, every).segment
             except LaterBatchError as error:
                 what = self._what(self._path(log_name(segment.base)))
                 raise later_format(what, error) from error
-            segment.index = found.index or Index(every)
-            if not segment.index.offsets:  # damaged from its first byte on: the reader will see
+            segment.index = indexed.index or Index(every)
+            if not segment.index.offsets:  # damaged from its first byte on, as the reader will find
                 segment.index.add(segment.base, 0, segment.first_time)
         return segment.index
 
-    def _shrink(self, keep: int = -1) -> None:
-        """Only some segments have an open file and an index in memory."""
-        while len(self._files) > _OPEN_FILES:
+    def _close_idle_files(self, keep: int = -1) -> None:
+        """Close the files, and drop the indexes, of all but the segments that were read last; never those of `keep`."""
+        while len(self._files) > _MAX_OPEN_FILES:
             base, file = self._files.popitem(last=False)
             assert base != keep
             file.close()
@@ -541,11 +557,11 @@ class StreamLog:
                 self._segments[at].index = None
 
     def _note_damage(self, base: int, offset: int, position: int, problem: str) -> DamagedLogError:
-        """Remember damage, which is given back; the lock is held."""
-        found = damaged(self._what(self._path(log_name(base))), offset, position, problem)
+        """Remember damage, and return it as an error; the caller holds the lock."""
+        damage = damaged(self._what(self._path(log_name(base))), offset, position, problem)
         if self._damage is None or offset < self._damage.offset:
-            self._damage = found
-        return found
+            self._damage = damage
+        return damage
 
     # ------------------------------------------------------------ retention
 
@@ -557,13 +573,13 @@ class StreamLog:
         limit: int | None = None,
         ahead: int | None = None,
     ) -> int:
-        """Take away whole segments that are older or more than that; the first offset that is kept then.
+        """Remove whole segments that are too old (`max_age`, µs) or too much (`max_bytes`); return the first offset.
 
-        A segment is as old as its last batch; one that was stored later than `now`, by a clock that was wrong, is as
-        old as `ahead` (the present stored time) says. What is left has at most `max_bytes`, unless the last one alone
-        has more, or what lies from `limit` on. A segment that is larger than `max_bytes` (which was lowered) stays
-        until half of that lies behind it: messages are not taken away before there are others to keep.
-        Segments that were purged go, too.
+        A segment is as old as its last batch. If a wrong clock has stored it later than `now`, its age is counted from
+        `ahead` (the present stored time) instead. The segments left have at most `max_bytes`, except if the last one
+        alone has more, or if they hold offsets from `limit` on, which are kept. A segment larger than `max_bytes`
+        (after the limit was lowered) stays until half that size lies behind it: messages are not removed before there
+        are others to keep. Purged segments are removed, too.
         """
         if self._closed or self._damage is not None:
             self._check()
@@ -575,7 +591,7 @@ class StreamLog:
                 rest = sum(segment.size for segment in self._segments[1:])
                 too_much = max_bytes is not None and rest + oldest.size > max_bytes
                 if too_much and max_bytes is not None and oldest.size > max_bytes:
-                    too_much = rest >= max_bytes // 2  # else hardly anything would be left
+                    too_much = rest >= max_bytes // 2  # otherwise hardly anything would be left
                 purged = oldest.end <= self._floor
                 kept = limit is not None and oldest.end > limit
                 if len(self._segments) == 1 or kept or not (too_old or too_much or purged):
@@ -589,7 +605,7 @@ class StreamLog:
                 self._disk.sync_directory(self.directory)
                 self._disk.remove(self._path(index_name(oldest.base)))
             except OSError as error:
-                with self._lock:  # or the next one would leave a hole
+                with self._lock:  # keep it, because removing the next one would leave a hole
                     self._segments.insert(0, oldest)
                     self._bases.insert(0, oldest.base)
                     self._before = before
@@ -608,10 +624,10 @@ class StreamLog:
         limit: int | None = None,
         ahead: int | None = None,
     ) -> int:
-        """As `trim`, but a last segment that never fills keeps nothing alive: it is followed by another in time.
+        """Trim, after rolling a last segment that never fills, so that it does not keep old messages alive.
 
-        What is older than `max_age` is gone when it is a quarter older than that. Of more than `max_bytes`, at most an
-        eighth of it goes too many (`limit_bytes`).
+        A message older than `max_age` is gone when it is a quarter older than that. Of more than `max_bytes`, at most
+        an eighth of it is removed too much (`limit_bytes`).
         """
         last = self._segments[-1]
         self.limit_bytes(max_bytes)
@@ -619,19 +635,25 @@ class StreamLog:
             self.roll()
             last = self._segments[-1]
         at = now if ahead is None else max(now, ahead)
-        if max_age is not None and not last.empty and last.first_time < at - max_age // _SHARE:
+        if (
+            max_age is not None
+            and not last.empty
+            and last.first_time < at - max_age // _SEGMENTS_PER_MAX_AGE
+        ):
             self.roll()
         return self.trim(max_age, max_bytes, now, limit, ahead)
 
     def limit_bytes(self, max_bytes: int | None) -> None:
-        """Let segments be small enough for retention to keep about this many bytes (None: any number)."""
-        most = self.config.segment_bytes
+        """Make segments small enough for retention to keep about this many bytes (None: no limit)."""
+        roll_bytes = self.config.segment_bytes
         if max_bytes is not None:
-            most = min(most, max(MIN_SEGMENT_BYTES, max_bytes // _PIECES))
-        self.roll_bytes = most
+            roll_bytes = min(
+                roll_bytes, max(MIN_SEGMENT_BYTES, max_bytes // _SEGMENTS_PER_MAX_BYTES)
+            )
+        self.roll_bytes = roll_bytes
 
     def purge(self, before: int) -> int:
-        """Take away all before this offset, for good when it returns; the first offset that is kept then."""
+        """Remove all messages before this offset, durably; return the first offset kept."""
         self._check()
         if before > self._durable_end:
             raise BeyondEndError(
@@ -643,7 +665,7 @@ class StreamLog:
                 self.roll()
             self._set_floor(before)
         self.trim(None, None, 0)
-        self._tidy_floors()
+        self._remove_old_floors()
         return self.first
 
     def _set_floor(self, first: int) -> None:
@@ -656,18 +678,18 @@ class StreamLog:
         with self._lock:
             self._floor = first
 
-    def _tidy_floors(self) -> None:
-        """Only the highest one says something, and only while a segment lies before it."""
+    def _remove_old_floors(self) -> None:
+        """Remove floor files except the highest, and that too once no segment lies before it."""
         for name in self._disk.list(self.directory):
-            told = floor_of(name)
-            if told is not None and (told < self._floor or told <= self._bases[0]):
+            floor = floor_of(name)
+            if floor is not None and (floor < self._floor or floor <= self._bases[0]):
                 with contextlib.suppress(OSError):
                     self._disk.remove(self._path(name))
 
-    def miss(self, end: int, witness: str, remedy: str) -> DamagedLogError | None:
-        """Note that messages before the offset `end` were here, as the `witness` says: if they are not, that is damage.
+    def note_missing(self, end: int, witness: str, remedy: str) -> DamagedLogError | None:
+        """Note damage if the log ends before `end`, up to which it once had messages, as `witness` says.
 
-        `remedy`: what to do, beside restoring the files. Return the damage, None if nothing is missing.
+        `remedy`: what to do, beside restoring the files. Return the damage, or None if nothing is missing.
         """
         with self._lock:
             if self._damage is not None or self._end >= end:
@@ -681,10 +703,10 @@ class StreamLog:
             )
             return self._damage
 
-    # ------------------------------------------------------------ surgery
+    # ------------------------------------------------------------ truncating
 
     def undo(self, offset: int) -> None:
-        """Cut off what was appended from this offset on, and never acknowledged; if that fails, the log has failed."""
+        """Cut off messages from this offset on that were never acknowledged; if that fails, the log has failed."""
         if self._end <= offset:
             return
         try:
@@ -693,33 +715,34 @@ class StreamLog:
             self._tail.give_up(f"cut off at offset {offset}", error)
 
     def cut(self, offset: int) -> int:
-        """Forget all from this offset on, for good when it returns; how many messages that were.
+        """Remove all messages from this offset on, durably; return how many they were.
 
-        It has to be where a batch begins, or the end. What is cut off is kept in a file beside the log, for people.
+        The offset has to be the first one of a batch, or the end. The removed batches are kept in a file beside the
+        log, for people.
         """
-        return surgery.cut(self, offset)
+        return truncation.cut(self, offset)
 
     def reset(self, base: int) -> None:
-        """Drop all, damaged or not, and begin anew with this offset, for good when it returns."""
-        surgery.reset(self, base)
+        """Drop all messages, damaged or not, and begin anew with the offset `base`, durably."""
+        truncation.reset(self, base)
 
     def repair(self) -> int:
-        """Set all from the damage on aside, and go on before it; how many bytes are set aside, 0 without damage."""
-        return surgery.repair(self)
+        """Set aside all bytes from the damage on, and go on before it; return how many bytes, 0 without damage."""
+        return truncation.repair(self)
 
     # ------------------------------------------------------------ opening
 
     @classmethod
     def open(
-        cls, disk: Disk, directory: str, config: LogConfig | None = None, known: bool = False
+        cls, disk: Disk, directory: str, config: LogConfig | None = None, existed: bool = False
     ) -> tuple[StreamLog, Recovery]:
-        """The log in a directory, and what recovery has found.
+        """Open the log in a directory; return it and what recovery has found.
 
-        If there is none, it is made; unless it is `known` to have been there: then that is a `DamagedLogError`.
+        A log that does not exist is made; but if it `existed` before, raise `DamagedLogError`.
         """
         log = cls(disk, directory, config or LogConfig())
         try:
-            return log, recover(log, known)
+            return log, recover(log, existed)
         except LaterBatchError as error:
             raise later_format(f"the log in {disk.where(directory)}", error) from error
         except OSError as error:

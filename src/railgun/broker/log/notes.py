@@ -1,23 +1,23 @@
-"""Notes: small records in one file, one after the other, which is written anew when it has grown.
+"""Notes: small records in one file, one after the other; the file is rewritten when it has grown.
 
-It knows nothing of what they say: that is for those who use it (`grouplog`, `cluster/wal`).
+This module does not know what the notes say: its users do (`group_log`, `cluster/wal`).
 
 Rules:
 
-1. A note has a kind, a name (which may be empty) and a body, and a checksum over all of them. Each kind of file has
-   notes of its own, told by their first four bytes.
-2. `append` writes all of its notes or none; they are for good after `sync`. After a crash all that were synced are
-   there, and of the others the first so many.
-3. What is torn at the end is cut off by `recover`; what was there for good and is bad is damage: nothing is changed,
-   and who asked is told. Marks, which count the notes before them, tell which it is (`railgun.broker.log.tail`).
+1. A note has a kind, a name (which may be empty), a body, and a checksum over all of them. Each kind of file has its
+   own notes, recognized by their first four bytes.
+2. `append` writes all of its notes or none; they are durable after `sync`. After a crash all synced notes are there,
+   and of the others the first few.
+3. `recover` cuts off a torn end. Bytes that were synced and are bad now are damage: the file is not changed, and the
+   caller is told. Marks, which count the notes before them, tell the two apart (`railgun.broker.log.tail`).
 4. `replace` writes another file, syncs it, renames it over this one, and syncs the directory. A crash leaves the one
-   or the other. If the new one cannot be written, this one is as it was, and goes on. A *sealed* one ends with a mark:
-   it gets its name when it is synced, so all of it was there for good, whatever happens to it later.
+   or the other. If the new file cannot be written, the old one is unchanged and stays in use. A *sealed* file ends with
+   a mark: it gets its name only after it is synced, so its whole content was durable, whatever happens to it later.
 5. The last of the first four bytes is the version of the notes. Later versions keep checksum and size where they are,
-   and begin the checksum with these four bytes. So a note of a later version is told from one that is torn or damaged:
-   `LaterFormatError` is raised before anything is changed. So it is for an end that looks torn and begins with a later
-   version, whatever its checksum. Whoever uses the notes raises the same for a kind of note
-   or a body of a later version.
+   and begin the checksum with these four bytes. So a note of a later version can be told from a torn or damaged one:
+   `LaterFormatError` is raised before anything is changed. The same error is raised for an end that looks torn and
+   begins with a later version, whatever its checksum. Users of the notes raise it for a kind of note or a body of a
+   later version.
 6. One writer at a time.
 """
 
@@ -33,31 +33,38 @@ from zlib_ng.zlib_ng import crc32
 
 from railgun.broker.errors import LaterFormatError, later_format, later_tail
 from railgun.broker.log.disk import Disk, File, put, unless_read_only
-from railgun.broker.log.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark, what_mark
+from railgun.broker.log.tail import (
+    MARK,
+    MARK_SIZE,
+    Tail,
+    describe_bad_mark,
+    has_mark,
+    mark,
+    read_mark,
+)
 from railgun.transport.records import is_later as is_later_magic
 
 Take: TypeAlias = Callable[[int, str, bytes], object]
-"""Gets the kind, the name and the body of a note."""
+"""Called with the kind, the name and the body of each note."""
 
-_NOTE: Final = struct.Struct(
-    "<4sIIHH"
-)  # magic, crc of the rest, size of all, kind, size of the name
-_CHUNK: Final = 1 << 18  # bytes read at once
+# Magic, CRC of all that follows, size of the whole note, kind, size of the name.
+_NOTE: Final = struct.Struct("<4sIIHH")
+_READ_BYTES: Final = 1 << 18
 
 
 @dataclass(slots=True)
-class Found:
-    """What was read: so many notes in so many bytes, and why that was not all; "" if it was."""
+class ReadSummary:
+    """The result of reading a file: how many notes and bytes were read, and why reading stopped ("": at the end)."""
 
     count: int = 0
     size: int = 0
     problem: str = ""
     damaged: bool = False
-    """The problem is no torn end."""
+    """Whether the problem is damage, and not a torn end."""
 
 
 class Notes:
-    """A file of notes; `what` names it in errors. It is there after `recover`, `create` or `replace`.
+    """A file of notes; `what` names it in errors. The file exists after `recover`, `create` or `replace`.
 
     >>> import tempfile
     >>> from railgun.broker.log.disk import NodeDisk
@@ -70,32 +77,32 @@ class Notes:
     >>> notes.recover(print)
     1 name b'body'
     2  b'other'
-    Found(count=2, size=93, problem='', damaged=False)
+    ReadSummary(count=2, size=93, problem='', damaged=False)
     >>> notes.close()
     """
 
     def __init__(self, disk: Disk, directory: str, name: str, magic: bytes, what: str) -> None:
         self.directory, self.path, self.what = directory, f"{directory}/{name}", what
         self.count = 0
-        """How many notes there are."""
+        """Number of notes in the file."""
         self.cut_bytes = 0
-        """So much was torn at the end when it was recovered, and is cut off."""
+        """Bytes of a torn end that `recover` has cut off."""
         self._disk, self._name, self._magic = disk, name, magic
         self._tail: Tail | None = None
 
     @property
     def tail(self) -> Tail:
-        """The end of the file."""
+        """The end of the file, where notes are appended."""
         assert self._tail is not None, f"{self.what} was not made"
         return self._tail
 
-    # ------------------------------------------------------------ the first thing
+    # ------------------------------------------------------------ opening
 
-    def recover(self, take: Take, least: int = 0) -> Found | None:
-        """Read what is there, and cut off what is torn; None if there is no file.
+    def recover(self, take: Take, least: int = 0) -> ReadSummary | None:
+        """Read the notes and cut off a torn end; return None if there is no file.
 
-        If it is damaged it stays as it is, and must not be written to. So is one with less than the `least` notes
-        that were ever in it.
+        A damaged file stays unchanged, and must not be written to. A file with fewer than the `least` notes that were
+        ever in it counts as damaged.
         """
         disk = self._disk
         disk.make_directory(self.directory)
@@ -107,69 +114,71 @@ class Notes:
             return None
         file = disk.open(self.path)
         try:
-            found = self._read(file, file.size(), take)
-            if found.count < least or (found.problem and has_mark(file, found.size, self._magic)):
-                if is_later_magic(self._magic, file.read(found.size, 4), certain=True):
-                    raise self._later_tail(file, found.size)
-                found.damaged = True
-                found.problem = found.problem or "it has no beginning"
+            summary = self._read(file, file.size(), take)
+            if summary.count < least or (
+                summary.problem and has_mark(file, summary.size, self._magic)
+            ):
+                if is_later_magic(self._magic, file.read(summary.size, 4), certain=True):
+                    raise self._later_tail(file, summary.size)
+                summary.damaged = True
+                summary.problem = summary.problem or "it has no beginning"
                 file.close()
-                return found
-            if found.problem:
-                if is_later_magic(self._magic, file.read(found.size, 4)):
-                    raise self._later_tail(file, found.size)
-                torn = file.size() - found.size
-                with unless_read_only():  # then the tail fails, for it cannot be cut off either
-                    file.truncate(found.size)
+                return summary
+            if summary.problem:
+                if is_later_magic(self._magic, file.read(summary.size, 4)):
+                    raise self._later_tail(file, summary.size)
+                torn = file.size() - summary.size
+                with unless_read_only():  # the tail then fails, because it cannot cut off either
+                    file.truncate(summary.size)
                     self.cut_bytes = torn
-            tail = Tail(file, self.what, found.size)
+            tail = Tail(file, self.what, summary.size)
             tail.try_write()
-            file.sync()  # what a killed process has left may be in memory only
+            file.sync()  # writes of a killed process may be in the page cache only
             disk.sync_directory(self.directory)
         except BaseException:
             file.close()
             raise
-        self.count = found.count
+        self.count = summary.count
         self._tail = tail
-        return found
+        return summary
 
     def _later_tail(self, file: File, position: int) -> LaterFormatError:
         version = file.read(position, 4)
         return later_tail(self.what, self._disk.where(self.path), position, version)
 
     def create(self) -> None:
-        """An empty file."""
+        """Make an empty file."""
         self._tail = Tail(self._disk.create(self.path), self.what, 0)
         self._disk.sync_directory(self.directory)
 
-    # ------------------------------------------------------------ later
+    # ------------------------------------------------------------ writing and reading
 
     def pack(self, kind: int, body: bytes, name: str = "") -> bytes:
-        """A note, to be written."""
+        """Return a note, ready to be appended."""
         return pack(self._magic, kind, body, name)
 
     def append(self, notes: Sequence[bytes]) -> None:
-        """Write these at the end: all of them or none."""
+        """Write these notes at the end, all or none."""
         if notes:
             self.tail.append(notes, self.count)
             self.count += len(notes)
 
     def sync(self) -> None:
-        """All that was written is there for good."""
+        """Make all written notes durable."""
         self.tail.sync()
 
-    def read(self, take: Take) -> Found:
-        """Read all that was written."""
+    def read(self, take: Take) -> ReadSummary:
+        """Read all notes that were written."""
         return self._read(self.tail.file, self.tail.size, take)
 
     def replace(self, notes: Sequence[bytes], *, sealed: bool = False) -> None:
-        """These in a new file, in place of this one. `OSError`: nothing has changed."""
+        """Write these notes to a new file, in place of this one. After an `OSError` the old file is unchanged."""
         size = sum(map(len, notes))
         pieces = [*notes, mark(len(notes), size)] if sealed else notes
         temporary = f"{self.path}.tmp"
         try:
             file = put(self._disk, temporary, pieces)
-        except OSError:  # this one is as it was
+        except OSError:  # the old file is unchanged
             with contextlib.suppress(OSError):
                 self._disk.remove(temporary)
             raise
@@ -191,61 +200,61 @@ class Notes:
             self._tail.fail("written anew", error)
 
     def close(self) -> None:
-        """Sync, mark, and leave the file."""
+        """Sync, write a mark, and close the file."""
         self.tail.close(self.count)
 
-    # ------------------------------------------------------------ inside
-
-    def _read(self, file: File, size: int, take: Take) -> Found:
-        data, at = b"", 0  # what was read and not looked at begins there
-        found = Found()
-        while found.size < size:
+    def _read(self, file: File, size: int, take: Take) -> ReadSummary:
+        data, at = b"", 0  # bytes that were read; those from `at` on were not parsed yet
+        summary = ReadSummary()
+        while summary.size < size:
             if data[at : at + 4] == MARK and len(data) - at >= MARK_SIZE:
-                if read_mark(data, at, found.size) != found.count:
-                    found.problem = what_mark(data, at, found.size)
+                if read_mark(data, at, summary.size) != summary.count:
+                    summary.problem = describe_bad_mark(data, at, summary.size)
                     break
                 at += MARK_SIZE
-                found.size += MARK_SIZE
+                summary.size += MARK_SIZE
                 continue
             note = unpack(self._magic, data, at)
             if note is None:
                 version = data[at : at + 4]
                 if is_later(self._magic, data, at):
-                    raise later_format(self.what, f"a record {version!r} at byte {found.size}")
-                known = found.size + len(data) - at  # so far the file was read
-                more = file.read(known, min(_CHUNK, size - known)) if known < size else b""
+                    raise later_format(self.what, f"a record {version!r} at byte {summary.size}")
+                read_to = summary.size + len(data) - at
+                more = (
+                    file.read(read_to, min(_READ_BYTES, size - read_to)) if read_to < size else b""
+                )
                 if not more:
-                    found.problem = "there is no record, or a part of one"
+                    summary.problem = "there is no record, or a part of one"
                     break
                 data, at = data[at:] + more, 0
                 continue
             kind, name, body, end = note
             take(kind, name, body)
-            found.count += 1
-            found.size += end - at
+            summary.count += 1
+            summary.size += end - at
             at = end
-        return found
+        return summary
 
 
 def pack(magic: bytes, kind: int, body: bytes, name: str = "") -> bytes:
-    """A note as it stands in a file.
+    """Return a note as it stands in a file.
 
     >>> unpack(b"NOTE", pack(b"NOTE", 1, b"body", "name"), 0)
     (1, 'name', b'body', 24)
     """
-    called = name.encode()
-    size = _NOTE.size + len(called) + len(body)
-    rest = _NOTE.pack(magic, 0, size, kind, len(called))[8:] + called + body
+    name_bytes = name.encode()
+    size = _NOTE.size + len(name_bytes) + len(body)
+    rest = _NOTE.pack(magic, 0, size, kind, len(name_bytes))[8:] + name_bytes + body
     return magic + struct.pack("<I", crc32(rest)) + rest
 
 
 def unpack(magic: bytes, data: bytes, at: int) -> tuple[int, str, bytes, int] | None:
-    """Kind, name, body and end of the note that begins there, if it is whole."""
+    """Return kind, name, body and end of the note that begins at byte `at`; None if there is no whole note."""
     if len(data) - at < _NOTE.size:
         return None
-    found, crc, size, kind, length = _NOTE.unpack_from(data, at)
+    note_magic, crc, size, kind, length = _NOTE.unpack_from(data, at)
     end = at + size
-    if found != magic or end > len(data) or size < _NOTE.size + length:
+    if note_magic != magic or end > len(data) or size < _NOTE.size + length:
         return None
     if crc32(memoryview(data)[at + 8 : end]) != crc:
         return None
@@ -254,7 +263,7 @@ def unpack(magic: bytes, data: bytes, at: int) -> tuple[int, str, bytes, int] | 
 
 
 def is_later(magic: bytes, data: bytes, at: int) -> bool:
-    """Return whether a whole note of another version begins there: see rule 5.
+    """Return whether a whole note of another version begins at byte `at`: see rule 5.
 
     >>> rest = struct.pack("<IHH", 16, 1, 0)
     >>> note = b"NOT2" + struct.pack("<I", crc32(rest, crc32(b"NOT2"))) + rest
@@ -263,7 +272,11 @@ def is_later(magic: bytes, data: bytes, at: int) -> bool:
     """
     if len(data) - at < _NOTE.size:
         return False
-    found, crc, size, _, _ = _NOTE.unpack_from(data, at)
-    if found == magic or found[:3] != magic[:3] or not _NOTE.size <= size <= len(data) - at:
+    note_magic, crc, size, _, _ = _NOTE.unpack_from(data, at)
+    if (
+        note_magic == magic
+        or note_magic[:3] != magic[:3]
+        or not _NOTE.size <= size <= len(data) - at
+    ):
         return False
-    return bool(crc32(memoryview(data)[at + 8 : at + size], crc32(found)) == crc)
+    return bool(crc32(memoryview(data)[at + 8 : at + size], crc32(note_magic)) == crc)

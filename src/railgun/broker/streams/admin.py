@@ -1,15 +1,14 @@
-"""What a node can be asked to do with its streams: one table, for the wire, for HTTP and for its documentation.
+"""The calls that manage a node and its streams: one table, for the wire, for HTTP and for its documentation.
 
 Rules:
 
 1. A call has a name, arguments with their kinds, a sentence, and a function. Clients call it by its name (`Admin`), or
-   by a method and a path of HTTP: `{name}` and `{group}` are in the path, the others in the query of GET and DELETE, or
-   in the JSON object that is sent.
-2. Arguments are checked before the function is called: what is missing, unknown or of another kind is `BAD_REQUEST`,
-   and named. So what goes wrong inside of a function is never taken for a bad request.
-3. What a disk says is `NO_SPACE` or `STORAGE`. What nobody has thought of is `INTERNAL`, and logged; the session goes
-   on.
-4. No call holds up the node: what waits for a disk is awaited.
+   by a method and a path of HTTP: `{name}` and `{group}` are in the path, the other arguments in the query of GET and
+   DELETE, or in the JSON object of the body.
+2. Arguments are checked before the function is called: an argument that is missing, unknown or of another kind is
+   refused with `BAD_REQUEST`, and named. So an error inside of a function is never taken for a bad request.
+3. Errors of the disk are `NO_SPACE` or `STORAGE`. Unexpected errors are `INTERNAL`, and logged; the session goes on.
+4. No call blocks the node: work that waits for a disk is awaited.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from railgun.broker.streams.persistent import Persistent
 from railgun.errors import RailgunError, said
 
 _LOG: Final = logging.getLogger(__name__)
-_MOST: Final = 1 << 62  # beyond every offset
+_INTEGER_LIMIT: Final = 1 << 62  # beyond every offset
 
 
 class NoClusterError(RailgunError):
-    """A node that is alone was asked for something of a cluster."""
+    """A call about the cluster was sent to a node that belongs to none."""
 
     code: ClassVar[str] = "NO_CLUSTER"
 
 
 class InternalError(RailgunError):
-    """An error of Railgun."""
+    """A call has failed because of a bug of Railgun."""
 
     code: ClassVar[str] = "INTERNAL"
 
@@ -47,7 +46,7 @@ class InternalError(RailgunError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an argument may be: in words, for a program (JSON Schema), and as it stands in a query."""
+    """A kind of argument: in words, as a JSON Schema, as a check, and as a parser of text from a query."""
 
     words: str
     schema: Mapping[str, Any]
@@ -56,7 +55,7 @@ class Kind:
 
 
 def _whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST
+    return type(value) is int and 0 <= value < _INTEGER_LIMIT
 
 
 def _is_unicode(text: str) -> bool:
@@ -85,7 +84,9 @@ def _one_of(*choices: str) -> Kind:
 
 _INTEGER: Final = {"type": "integer", "minimum": 0}
 TEXT: Final = Kind("text", {"type": "string"}, lambda v: isinstance(v, str) and _is_unicode(v))
-WHOLE: Final = Kind(f"a whole number from 0 to {_MOST - 1}", _INTEGER, _whole, _typed_whole)
+WHOLE: Final = Kind(
+    f"a whole number from 0 to {_INTEGER_LIMIT - 1}", _INTEGER, _whole, _typed_whole
+)
 FLAG: Final = Kind(
     "true or false",
     {"type": "boolean"},
@@ -135,7 +136,7 @@ COUNTS: Final = Kind(
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument. An optional one may be left out, or be null."""
+    """An argument of a call. An optional argument may be left out, or be null."""
 
     name: str
     kind: Kind
@@ -148,7 +149,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One thing a node can be asked for."""
+    """A call: its name, a sentence about it, its method and path of HTTP, its arguments, and its function."""
 
     name: str
     what: str
@@ -157,40 +158,40 @@ class Call:
     arguments: tuple[Argument, ...]
     function: Callable[..., Awaitable[Any]]
 
-    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, if they are what they are to be."""
-        known = {argument.name: argument for argument in self.arguments}
-        for name in given:
-            if name not in known:
-                there = ", ".join(known) or "none"
+    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a request; raise `BadRequestError` if they are not valid."""
+        declared = {argument.name: argument for argument in self.arguments}
+        for name in values:
+            if name not in declared:
+                names = ", ".join(declared) or "none"
                 raise BadRequestError(
-                    f"{self.name} has no argument {name[:80]!r}; there are {there}"
+                    f"{self.name} has no argument {name[:80]!r}; there are {names}"
                 )
-        found: dict[str, Any] = {}
-        for name, argument in known.items():
-            value = given.get(name)
+        checked: dict[str, Any] = {}
+        for name, argument in declared.items():
+            value = values.get(name)
             if value is None and argument.optional:
                 continue
             if value is None:
                 raise BadRequestError(f"{self.name} needs the argument {name!r}: {argument.what}")
             if not argument.kind.fits(value):
                 raise BadRequestError(f"{name} is {argument.kind.words}, not {repr(value)[:80]}")
-            found[name] = value
-        return found
+            checked[name] = value
+        return checked
 
 
 async def _list(node: Node) -> Any:
-    found = node.every() if node.cluster is None else await node.cluster.every()
-    return [one for one in found if not one["name"].endswith(STAGING)]
+    streams = node.describe_all() if node.cluster is None else await node.cluster.describe_all()
+    return [stream for stream in streams if not stream["name"].endswith(STAGING)]
 
 
 async def _describe(node: Node, name: str) -> Any:
-    told = node.describe(name)
+    description = node.describe(name)
     stream = node.streams.get(name)
     if node.cluster is not None and isinstance(stream, Persistent) and not stream.acting:
-        why = "told by a copy of the stream: it may be older than what the master has"
-        told |= {"trouble": told["trouble"] or why, "from_copy": why}
-    return told
+        why = "reported by a copy of the stream: it may be older than what the master has"
+        description |= {"trouble": description["trouble"] or why, "from_copy": why}
+    return description
 
 
 async def _groups(node: Node, name: str) -> Any:
@@ -208,12 +209,12 @@ async def _finished(node: Node, name: str, group: str) -> Any:
 async def _nodes(node: Node) -> Any:
     if node.cluster is not None:
         return await node.cluster.administer("nodes", {})
-    known = [] if node.routing is None else node.routing.nodes()
-    return [{"host": host, "port": port} for host, port in known]
+    addresses = [] if node.routing is None else node.routing.nodes()
+    return [{"host": host, "port": port} for host, port in addresses]
 
 
 def _of_cluster(name: str) -> Callable[..., Awaitable[Any]]:
-    """A call that is about the cluster itself."""
+    """Return the function of a call about the cluster itself."""
 
     async def function(node: Node, /, **arguments: Any) -> Any:
         if node.cluster is None:
@@ -232,75 +233,79 @@ _NODE: Final = Argument("node", TEXT, "The node: its name, or its id.", optional
 _STREAM: Final = "/streams/{name}"
 _OF_GROUP: Final = _STREAM + "/groups/{group}"
 _PRODUCER: Final = Argument("producer", PRODUCER_NAME, "The producer.", optional=False)
-_IDENTITY: Final = Argument("identity", TEXT, "Of the stream: one that was made anew is refused.")
-_EPOCH: Final = Argument("epoch", WHOLE, "Its epoch.", optional=False)
+_IDENTITY: Final = Argument(
+    "identity",
+    TEXT,
+    "Identity of the stream; the call is refused if the stream was deleted and made anew.",
+)
+_EPOCH: Final = Argument("epoch", WHOLE, "The epoch of the producer.", optional=False)
 _OF_PRODUCER: Final = _STREAM + "/producers/{producer}"
 
 _TABLE: Final = (
-    Call("list", "All streams, with their groups.", "GET", "/streams", (), _list),
-    Call("nodes", "The nodes of the cluster, as clients reach them.", "GET", "/nodes", (), _nodes),
+    Call("list", "List all streams, with their groups.", "GET", "/streams", (), _list),
+    Call("nodes", "List the nodes of the cluster, as clients reach them.", "GET", "/nodes", (), _nodes),
     Call(
-        "ensure", "Make a stream what it is asked to be, or tell how it differs.", "PUT", _STREAM,
+        "ensure", "Make a stream, change its settings, or tell how they differ.", "PUT", _STREAM,
         (
             _NAME,
-            Argument("asked", OBJECT, "Its settings; those that are not given are as they are, or usual."),
-            Argument("mode", MODE, "What to do with one that differs: tell, change it, or refuse."),
+            Argument("asked", OBJECT, "Settings of the stream; others are unchanged, or default if it is new."),
+            Argument("mode", MODE, "If settings differ: warn (tell; default), overwrite, or strict (refuse)."),
         ),
         Node.ensure,
     ),
-    Call("describe", "What there is to know of a stream.", "GET", _STREAM, (_NAME,), _describe),
+    Call("describe", "Describe a stream: settings, offsets, size, groups.", "GET", _STREAM, (_NAME,), _describe),
     Call(
-        "delete", "Delete a stream with all that is in it; its consumers are told.", "DELETE", _STREAM,
-        (_NAME, Argument("dead_letters", FLAG, "Its dead letters, too.")),
+        "delete", "Delete a stream and all its messages; its consumers get an error.", "DELETE", _STREAM,
+        (_NAME, Argument("dead_letters", FLAG, "Delete its dead letters, too.")),
         Node.delete,
     ),
     Call(
-        "purge", "Take messages out of a stream for good; offsets go on.", "POST", _STREAM + "/purge",
-        (_NAME, Argument("before", WHOLE, "Only those before this offset.")),
+        "purge", "Remove messages of a stream for good; offsets go on.", "POST", _STREAM + "/purge",
+        (_NAME, Argument("before", WHOLE, "Remove only messages before this offset; all, if not given.")),
         Node.purge,
     ),
     Call(
-        "redrive", "Deliver dead letters again, each once, to the group that gave it up.", "POST",
+        "redrive", "Deliver dead letters again, each once, to the group that gave them up.", "POST",
         _STREAM + "/redrive",
         (
             _NAME,
-            Argument("offsets", OFFSETS, "Only these letters, by their offset in the dead letters."),
-            Argument("most", WHOLE, "At most so many."),
+            Argument("offsets", OFFSETS, "Redrive only the letters at these offsets of the dead letters."),
+            Argument("most", WHOLE, "Redrive at most this many letters."),
         ),
         Node.redrive,
     ),
-    Call("groups", "The groups of a stream.", "GET", _STREAM + "/groups", (_NAME,), _groups),
+    Call("groups", "List the groups of a stream.", "GET", _STREAM + "/groups", (_NAME,), _groups),
     Call(
-        "group", "What a group does, and why it gets nothing.", "GET", _OF_GROUP,
+        "group", "Describe a group: its state, its lag, and why it gets no messages.", "GET", _OF_GROUP,
         (_NAME, _GROUP), _group,
     ),
     Call(
-        "finished", "Which messages a group has finished with.", "GET", _OF_GROUP + "/finished",
+        "finished", "Tell which messages a group has finished with.", "GET", _OF_GROUP + "/finished",
         (_NAME, _GROUP), _finished,
     ),
     Call(
-        "reset_group", "Let a group without members begin anew somewhere.", "POST",
+        "reset_group", "Move the position of a group without members.", "POST",
         _OF_GROUP + "/reset",
-        (_NAME, _GROUP, Argument("to", PLACE, "Where it begins.", optional=False)),
+        (_NAME, _GROUP, Argument("to", PLACE, "The new position: 'start', 'end' or an offset.", optional=False)),
         Node.reset_group,
     ),
     Call(
-        "delete_group", "Forget a group without members, and its position.", "DELETE", _OF_GROUP,
+        "delete_group", "Delete a group without members, and its position.", "DELETE", _OF_GROUP,
         (_NAME, _GROUP), Node.delete_group,
     ),
     Call(
-        "producers", "The producers of a stream, and what they have staged.", "GET",
+        "producers", "List the producers of a stream, and what they have staged.", "GET",
         _STREAM + "/producers", (_NAME,), Node.producers,
     ),
     Call(
-        "begin_producer", "Begin an epoch of a producer; those with a lower one are refused from then on.", "POST",
+        "begin_producer", "Begin an epoch of a producer; calls with a lower epoch are refused from then on.", "POST",
         _OF_PRODUCER + "/begin",
         (
             _NAME, _PRODUCER,
-            Argument("epoch", WHOLE, "Its epoch, by its number."),
-            Argument("session", PRODUCER_NAME, "Or who begins: a new one gets the next epoch, and nothing is kept."),
-            Argument("keep", SEQUENCES, "Drop what earlier epochs have staged, but for these sequences."),
-            Argument("lifetime", LIFETIME, "Forget it when it is not used for so long; never, if that is not given."),
+            Argument("epoch", WHOLE, "Number of the epoch."),
+            Argument("session", PRODUCER_NAME, "Instead of epoch: a new session gets the next epoch, keeps nothing."),
+            Argument("keep", SEQUENCES, "Drop what earlier epochs have staged, except these sequences."),
+            Argument("lifetime", LIFETIME, "Forget the producer if it is unused for this long (default: never)."),
         ),
         Node.begin_producer,
     ),
@@ -309,67 +314,67 @@ _TABLE: Final = (
         _OF_PRODUCER + "/open",
         (
             _NAME, _PRODUCER, _EPOCH,
-            Argument("label", WHOLE, "Which it will be committed under: refused if that was done."),
+            Argument("label", WHOLE, "Label of the later commit; the call is refused if that label was committed."),
             _IDENTITY,
         ),
         Node.open_sequence,
     ),
     Call(
-        "commit_sequences", "Let what a producer has staged be part of a stream, all of it, once.", "POST",
+        "commit_sequences", "Add staged messages of a producer to the stream: all of them, once.", "POST",
         _OF_PRODUCER + "/commit",
         (
             _NAME, _PRODUCER, _EPOCH,
-            Argument("counts", COUNTS, "The sequences, each with its number of messages.", optional=False),
-            Argument("order", SEQUENCES, "The same sequences, as they follow one another; ascending, if not given."),
-            Argument("label", WHOLE, "A number for this commit: one that was committed before is not done again."),
-            Argument("label_since", WHOLE, "Labels from this one on count as committed, too."),
+            Argument("counts", COUNTS, "The sequences to commit, each with its number of messages.", optional=False),
+            Argument("order", SEQUENCES, "The order of the sequences in the stream; ascending, if not given."),
+            Argument("label", WHOLE, "Label of this commit: a label that was committed before is not committed again."),
+            Argument("label_since", WHOLE, "Labels from this one up to label count as committed, too."),
             _IDENTITY,
         ),
         Node.commit_sequences,
     ),
     Call(
-        "drop_sequences", "Drop what a producer has staged for some sequences.", "POST",
+        "drop_sequences", "Drop staged messages of a producer.", "POST",
         _OF_PRODUCER + "/drop",
         (
             _NAME, _PRODUCER, _EPOCH,
-            Argument("sequences", SEQUENCES, "The sequences.", optional=False),
+            Argument("sequences", SEQUENCES, "The sequences to drop.", optional=False),
             _IDENTITY,
         ),
         Node.drop_sequences,
     ),
     Call(
-        "forget_producer", "Forget a producer, with what it has staged.", "DELETE", _OF_PRODUCER,
+        "forget_producer", "Forget a producer, and drop what it has staged.", "DELETE", _OF_PRODUCER,
         (_NAME, _PRODUCER), Node.forget_producer,
     ),
     Call(
-        "cluster", "How the cluster is: nodes, regions, alarms; from all nodes that answer.", "GET",
+        "cluster", "Describe the cluster: nodes, regions and alarms, as reported by all nodes that answer.", "GET",
         "/cluster", (), _of_cluster("cluster"),
     ),
     Call(
-        "remove_node", "Let a node leave the cluster, step by step.", "DELETE", "/nodes/{node}",
-        (_NODE, Argument("wait", SECONDS, "Answer when it is gone, but not later than that.")),
+        "remove_node", "Remove a node from the cluster, step by step.", "DELETE", "/nodes/{node}",
+        (_NODE, Argument("wait", SECONDS, "Answer when the node has left, or after this time.")),
         _of_cluster("remove_node"),
     ),
     Call(
-        "keep_node", "Let a node stay that was to leave.", "POST", "/nodes/{node}/keep",
+        "keep_node", "Cancel the removal of a node.", "POST", "/nodes/{node}/keep",
         (_NODE,), _of_cluster("keep_node"),
     ),
     Call(
-        "transfer", "Let a node be the master of a region, or lead the cluster.", "POST",
+        "transfer", "Make a node the master of a region, or the leader of the cluster.", "POST",
         "/cluster/transfer",
-        (_NODE, Argument("region", TEXT, "The region; without one, the node is to lead.")),
+        (_NODE, Argument("region", TEXT, "The region; if not given, the node becomes the leader of the cluster.")),
         _of_cluster("transfer"),
     ),
     Call(
-        "cluster_settings", "Change settings of the cluster; what they are now.", "POST",
+        "cluster_settings", "Change settings of the cluster, and return all of them.", "POST",
         "/cluster/settings",
-        (Argument("change", OBJECT, "Those that change."),), _of_cluster("cluster_settings"),
+        (Argument("change", OBJECT, "The settings to change, by name."),), _of_cluster("cluster_settings"),
     ),
     Call(
-        "join", "Tell a node that belongs to no cluster yet where one is.", "POST", "/cluster/join",
+        "join", "Tell a node without a cluster the address of a member of one.", "POST", "/cluster/join",
         (
-            Argument("address", TEXT, "HOST:PORT for nodes (cluster_port) of a member.", optional=False),
-            Argument("wait", SECONDS, "Answer when it is a member, but not later than that."),
+            Argument("address", TEXT, "HOST:PORT of a member, with its port for nodes (cluster_port).", optional=False),
+            Argument("wait", SECONDS, "Answer when the node is a member, or after this time."),
         ),
         _of_cluster("join"),
     ),
@@ -380,44 +385,47 @@ OF_MASTER: Final = frozenset(
     | {"producers", "begin_producer", "open_sequence", "commit_sequences", "forget_producer"}
     | {"drop_sequences"}
 )
-"""Calls that only the master of the stream can do."""
+"""Calls that only the master of a stream can serve."""
 OF_COPY: Final = frozenset({"describe"})
-"""Of these, what any copy can tell if no master can be reached."""
+"""Those calls that any copy of a stream can answer if no master can be reached."""
 
 
 # ---------------------------------------------------------------- calling
 
 
 def arguments_of(text: str | bytes) -> dict[str, Any]:
-    """The arguments of a call, as they travel: a JSON object, or nothing.
+    """Return the arguments of a call from their JSON text; no text means no arguments.
 
     >>> arguments_of('{"name": "orders"}'), arguments_of("")
     ({'name': 'orders'}, {})
     """
     try:
-        found = json.loads(text or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the arguments are not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise BadRequestError("the arguments are to be a JSON object")
-    return found
+    return arguments
 
 
-async def call(node: Node, name: str, given: Mapping[str, Any]) -> Any:
-    """Do what was asked for; what is told of it. Every error is a `RailgunError` with a code."""
-    asked = CALLS.get(name)
-    if asked is None:
+async def call(node: Node, name: str, values: Mapping[str, Any]) -> Any:
+    """Run the call `name` with these arguments, and return its result.
+
+    Raise nothing but a `RailgunError` with a code.
+    """
+    entry = CALLS.get(name)
+    if entry is None:
         raise BadRequestError(f"there is no call {name[:80]!r}; there are {', '.join(CALLS)}")
-    arguments = asked.checked(given)
+    arguments = entry.checked(values)
     refuse_hidden(str(arguments.get("name", "")))
     try:
-        return await asked.function(node, **arguments)
+        return await entry.function(node, **arguments)
     except RailgunError:
         raise
     except OSError as error:
         raise storage_error(error, f"{name} has failed") from error
     except Exception as error:
-        _LOG.exception("the call %s has failed in a way nobody has thought of", name)
+        _LOG.exception("the call %s has failed with an unexpected error", name)
         raise InternalError(
             f"{name} has failed: {type(error).__name__}: {said(error)}. This is an error of Railgun."
         ) from error

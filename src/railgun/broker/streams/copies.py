@@ -1,6 +1,6 @@
-"""What a stream asks of whoever keeps its copies on other nodes, and how much safety a publisher can ask for.
+"""Interface between a stream and the part of a cluster that keeps its copies on other nodes; levels of acknowledgement.
 
-On a single node there are no others: what is on its disk is safe.
+A node without a cluster has no other copies: messages on its disk are safe.
 """
 
 from __future__ import annotations
@@ -16,51 +16,54 @@ Done = Callable[[RailgunError | None], None]
 
 
 class Acks(Enum):
-    """When a publish is answered."""
+    """When a publish is acknowledged."""
 
     QUORUM = 0  # when a majority of the replicas has it on disk
-    MASTER = 1  # when the master has: a failover may lose it
-    ALL = 2  # when all replicas have
+    MASTER = 1  # when the master has it on disk: a failover may lose it
+    ALL = 2  # when all replicas have it on disk
     NONE = 3  # at once
 
 
 class Copies(Protocol):
-    """The copies of one stream, seen from the node that has one of them."""
+    """All copies of one stream, seen from a node that has one of them."""
 
     @property
     def leads(self) -> bool:
-        """Whether this node is the master, and knows all that was ever acknowledged."""
+        """Return whether this node is the master, and has all messages that were ever acknowledged."""
         ...
 
     @property
     def acting(self) -> bool:
-        """Whether it leads, and has the lease to do so now."""
+        """Return whether this node is the master, and holds the lease for that now."""
         ...
 
     @property
     def safe(self) -> int:
-        """Messages below this offset may be seen."""
+        """Return the end of the safe messages: those below this offset may be seen by readers."""
         ...
 
     def publish(
         self, batches: Sequence[bytearray], acks: Acks, done: Done, safe: Done | None
     ) -> None:
-        """Store these; `done` is called when they are as safe as was asked for. Raises what hinders it.
+        """Store batches; `done` is called when they are as safe as `acks` says. Raise an error if that cannot begin.
 
-        `safe` is called when a majority has them, whatever was asked for: in the order of the log.
+        `safe` is called when a majority has the batches, whatever `acks` is, in the order of the log.
         """
         ...
 
     async def write_unit(self, write: Callable[[Stamp], tuple[int, int]]) -> tuple[int, int]:
-        """Let a function append a unit to the log, in the turn of its writer; where it begins and ends, on disk."""
+        """Run a function that appends a unit to the log, in the turn of its writer; return its begin and end.
+
+        The unit is on disk then.
+        """
         ...
 
     def when_safe(self, end: int, done: Done) -> None:
-        """Call this when all before that offset is safe."""
+        """Call `done` when all messages before the offset `end` are safe."""
         ...
 
     def when_gone(self, first: int, done: Done) -> None:
-        """Call this when a majority keeps nothing before that offset any more."""
+        """Call `done` when a majority of the copies keeps no message before the offset `first`."""
         ...
 
     def keep(self, changes: Sequence[tuple[str, bytes | None]], done: Done) -> None:
@@ -68,12 +71,12 @@ class Copies(Protocol):
         ...
 
     def news(self) -> bytes | None:
-        """Return the note for the group log, if more is safe than the last note says; None: nothing is to be written.
+        """Return a note for the group log if more is safe than the last note says; else None.
 
-        So a node that is started again without the others shows readers what was safe.
+        With that note, a node that is started again without the others shows readers what was safe.
         """
         ...
 
     def trimmed(self, first: int) -> None:
-        """What lies before is not kept any more."""
+        """Tell the other copies that no message before the offset `first` is kept any more."""
         ...

@@ -1,4 +1,4 @@
-"""What a stream counts while it works, for `/metrics`: additions, once a publish or rarer, and nothing else."""
+"""Counters of a stream for `/metrics`. Counting is only additions, once a publish or less often."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 from railgun.errors import RailgunError
 
 BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Seconds: the upper ends of the classes of a histogram; a last one has no end."""
+"""Upper bounds, in seconds, of the classes of the histogram; one more class has no bound."""
 Done = Callable[[RailgunError | None], None]
 
 
 class Counts:
-    """Since the node was started.
+    """Counters of one stream since the node was started.
 
     >>> counts = Counts()
     >>> counts.timed(print)(None)
@@ -31,22 +31,22 @@ class Counts:
         self.messages = 0
         self.bytes = 0
         self.dead = 0
-        """Letters that were written to its dead letters."""
+        """Messages that were written to the dead letters of the stream."""
         self.refused: Counter[str] = Counter()
-        """Messages that were not stored, by code."""
+        """Messages that were not stored, by error code."""
         self.commits = [0] * (len(BOUNDS) + 1)
-        """Publishes that were stored, by how long that took."""
+        """Publishes that were stored, by class of their duration (`BOUNDS`)."""
         self.seconds = 0.0
 
     def timed(self, done: Done) -> Done:
-        """The same, and how long it took until it was called is counted."""
+        """Return a callback that counts the time until it is called, and calls `done`."""
         begun = perf_counter()
 
-        def told(error: RailgunError | None) -> None:
+        def timed_done(error: RailgunError | None) -> None:
             if error is None:
                 took = perf_counter() - begun
                 self.commits[bisect_left(BOUNDS, took)] += 1
                 self.seconds += took
             done(error)
 
-        return told
+        return timed_done

@@ -1,20 +1,21 @@
-"""One group of a persistent stream at work: the driver of `core.delivery.Group`.
+"""Run one group of a persistent stream: the driver of the machine `broker.protocol.groups.Group`.
 
 Rules:
 
-1. Whatever happens to a group is looked at together, once in a turn of the event loop: `tick`, `take`, `letters`, in
-   this order. So a thousand acks cost one look. Dead letters are decided by the
-   machine, before it delivers anything.
-2. What a tracked group must not forget goes to the group log, `LAZY` seconds after it came up at the latest. Who asked
-   to be told when an ack is safe is told then, and for them it goes at once. What is lost with the node is delivered
-   again: at least once.
-   What cannot be written (a full disk) is tried again, and then all of it, whatever came between.
-3. What an exclusive group hands out goes out when the log has its epoch, and in the order in which it was handed out.
-4. Who joins is told so, and gets messages, when the log knows the group: what is published after that reaches it.
-5. Consumers of a stream whose log is damaged are told so when they have everything before the damage. They stay
-   members: what they have they may still ack.
-6. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
-7. Who is told to go elsewhere (`let_go`) gets nothing more; what it says counts until it leaves.
+1. All events of a group in one turn of the event loop are handled together: `tick`, `take`, `letters`, in this order.
+   So a thousand acks cost one check. The machine decides on dead letters before it delivers anything.
+2. Changes of a tracked group go to the group log, at most `SAVE_DELAY_S` after they came up. If a client asked to be
+   told when its ack is safe, the changes go at once, and the client is told when they are on disk. Acks that are lost
+   with the node are delivered again: at least once. If the changes cannot be written (a full disk), they are tried
+   again, and then all of them, with those that came meanwhile.
+3. Deliveries of an exclusive group are sent once the log has their epoch, and in the order in which they were made.
+4. A new member is told that it has joined, and gets messages, when the log knows the group: messages published after
+   that reach it.
+5. Consumers of a stream whose log is damaged are told so when they have all messages before the damage. They stay
+   members: they may still acknowledge what they have.
+6. A dead letter is stored among the dead letters before the group lets go of it. If that fails, the message stays with
+   the group, and is tried again.
+7. A consumer that is told to go elsewhere (`let_go`) gets nothing more; its acks count until it leaves.
 """
 
 from __future__ import annotations
@@ -63,38 +64,38 @@ from railgun.errors import LaterVersionError, RailgunError
 if TYPE_CHECKING:
     from railgun.broker.streams.persistent import Persistent
 
-LAZY: Final = 0.05
-RETRY: Final = 1.0
-Told = Callable[[RailgunError | None], None]
+SAVE_DELAY_S: Final = 0.05
+RETRY_PAUSE_S: Final = 1.0
+OnSaved = Callable[[RailgunError | None], None]
 
 
 class Consumer(Protocol):
-    """Who gets what a group hands out."""
+    """A member of a group, to which the group delivers messages."""
 
     name: str
 
     def deliver(self, delivers: list[Deliver]) -> None:
-        """Send these."""
+        """Send these messages to the client."""
 
     def tell(self, command: Command) -> None:
-        """Say what it has to know: `Missed`, `Recalled`."""
+        """Handle a notice of the group: `Missed` or `Recalled`."""
 
     def stopped(self, error: RailgunError) -> None:
-        """Nothing more can be read for it, for this reason; it stays a member. Only the first call counts."""
+        """Report an error that ends the deliveries; the consumer stays a member. Only the first call counts."""
 
     def lost(self, error: RailgunError) -> None:
-        """There is nothing more to get, for this reason."""
+        """End the subscription with an error: there is nothing more to get."""
 
     def let_go(self, error: RailgunError) -> None:
-        """It gets nothing more here, for this reason, and is to leave when it has said what it has to say."""
+        """Send the consumer elsewhere, for this reason: it gets nothing more, and leaves after its last acks."""
 
 
 @dataclass(eq=False, slots=True)
 class _HandedOut:
-    """What an exclusive group has handed out, and whether the log knows of it."""
+    """Deliveries of an exclusive group, by member, and whether the log has their epoch."""
 
     out: dict[str, list[Deliver]]
-    known: bool = False
+    saved: bool = False
 
 
 class GroupDriver:
@@ -115,83 +116,83 @@ class GroupDriver:
         self.group = Group(config, saved, start, stream.log.first, stream.end)
         self.consumers: dict[str, Consumer] = {}
         self.token = ""
-        """Of a tracked consumer: which subscription has it."""
+        """Of a tracked consumer: the token of the subscription that uses its ID."""
         self.redelivered = 0
-        """Messages that were delivered again, since the node was started."""
-        self._awaited: list[Told] = []  # who waits for the log
-        self._saving = 0  # changes that are on their way to it
-        self._unsaved: RailgunError | None = None  # why some did not get there
-        self._on_disk = saved is not None  # whether it exists there
-        self._line: deque[_HandedOut] = deque()  # exclusive: what waits for the log, in order
-        self._looking = False
+        """Messages that were delivered again since the node was started."""
+        self._on_saved: list[OnSaved] = []  # to be called when the log has the changes so far
+        self._saving = 0  # writes to the log that are under way
+        self._unsaved: RailgunError | None = None  # why the last write failed
+        self._on_disk = saved is not None  # whether the log knows the group
+        self._send_queue: deque[_HandedOut] = deque()  # exclusive: deliveries that wait for the log
+        self._check_due = False
         self._timer: asyncio.TimerHandle | None = None
-        self._lazy: asyncio.TimerHandle | None = None
+        self._save_timer: asyncio.TimerHandle | None = None
         self.ended = False
 
     # ------------------------------------------------------------ members
 
     def join(self, consumer: Consumer, credit: int, seek: int | None) -> Joined:
-        """A consumer comes; `seek`: to begin there, if nobody else is here."""
+        """Add a consumer; `seek`: begin at that offset, if no other member is live."""
         now = self.stream.now()
-        told = self.group.join(consumer.name, now)
+        commands = self.group.join(consumer.name, now)
         self.consumers[consumer.name] = consumer
         try:
             if seek is not None:
-                told += self.group.seek(seek, now, consumer.name)
+                commands += self.group.seek(seek, now, consumer.name)
             self.group.grant(consumer.name, credit, now)
         except RailgunError:
             self.leave(consumer.name, graceful=True)
             raise
-        joined = told[0]
+        joined = commands[0]
         assert isinstance(joined, Joined)
-        self._tell(told[1:])
-        self.look()
+        self._tell(commands[1:])
+        self.schedule_check()
         if seek is None:
             return joined
         return Joined(joined.member, self.group.floor, "sought", joined.receives)
 
     def begin(self, member: str, credit: int) -> None:
-        """A consumer that has come may get messages."""
+        """Give a member credit for more messages."""
         self.group.grant(member, credit, self.stream.now())
-        self.look()
+        self.schedule_check()
 
-    def safe(self, told: Told) -> None:
-        """Call this when all that has happened until now is in the log."""
-        self._save(told)
+    def when_saved(self, done: OnSaved) -> None:
+        """Call `done` when all changes up to now are in the log."""
+        self._save(done)
 
     @property
     def unsaved(self) -> RailgunError | None:
-        """Why what it has done is not on disk; None: it is, or will be soon, or nobody was told that it exists."""
+        """Return why changes are not on disk; None if they are, or will be soon, or no client knows of the group."""
         return self._unsaved if self.tracked and self._on_disk else None
 
     async def saved(self) -> None:
-        """Wait until all that has happened until now is in the log."""
+        """Wait until all changes up to now are in the log."""
         done: asyncio.Future[None] = self.stream.loop.create_future()
-        self.safe(partial(resolve, done))
+        self.when_saved(partial(resolve, done))
         await done
 
     def leave(self, member: str, graceful: bool) -> None:
-        """A consumer goes."""
+        """Remove a consumer that leaves; `graceful`: it has said so, and did not just vanish."""
         if self.consumers.pop(member, None) is not None:
             self._tell(self.group.leave(member, graceful, self.stream.now()))
-            self.look()
+            self.schedule_check()
 
     def send_away(self, member: str) -> None:
-        """Let a consumer go that did nothing wrong: this node, or the one it comes by, ends or serves it no more."""
+        """Remove a consumer without fault of its own: this node, or the one that relays it, stops serving it."""
         if self.consumers.pop(member, None) is not None:
             self._tell(self.group.send_away(member, self.stream.now()))
-            self.look()
+            self.schedule_check()
 
     def let_go(self, error: RailgunError) -> None:
-        """Let all consumers go elsewhere: rule 7."""
+        """Send all consumers elsewhere: rule 7."""
         for consumer in list(self.consumers.values()):
             consumer.let_go(error)
 
-    # ------------------------------------------------------------ what members say
+    # ------------------------------------------------------------ requests of members
 
-    def ack(self, member: str, receipts: Sequence[Receipt], told: Told | None) -> list[Stale]:
-        """These are done; `told` is called when that is safe. What of it is stale."""
-        return self._said(self.group.ack(member, receipts, self.stream.now()), told)
+    def ack(self, member: str, receipts: Sequence[Receipt], done: OnSaved | None) -> list[Stale]:
+        """Acknowledge deliveries; `done` is called when that is safe. Return those that are stale."""
+        return self._after_request(self.group.ack(member, receipts, self.stream.now()), done)
 
     def nack(
         self,
@@ -199,73 +200,80 @@ class GroupDriver:
         receipts: Sequence[Receipt],
         delay: int,
         reason: str,
-        told: Told | None,
+        done: OnSaved | None,
         *,
         block: bool = False,
     ) -> list[Stale]:
-        """Let these come again after `delay` (µs), which blocks the whole group if `block`."""
+        """Redeliver these after `delay` (µs), which blocks the whole group if `block`; return those that are stale."""
         now = self.stream.now()
         commands = self.group.nack(member, receipts, delay, reason, now, block=block)
-        return self._said(commands, told)
+        return self._after_request(commands, done)
 
     def in_progress(
-        self, member: str, receipts: Sequence[Receipt], told: Told | None
+        self, member: str, receipts: Sequence[Receipt], done: OnSaved | None
     ) -> list[Stale]:
-        """These are being worked on."""
-        return self._said(self.group.in_progress(member, receipts, self.stream.now()), told)
+        """Extend the time to acknowledge these deliveries; return those that are stale."""
+        return self._after_request(
+            self.group.in_progress(member, receipts, self.stream.now()), done
+        )
 
     def unsent(self, member: str, receipts: Sequence[Receipt]) -> None:
-        """These could not be read, and were not sent: take them back, and tell all who wait for what is damaged."""
-        self._tell(self.group.unsent(member, receipts, self.stream.now()))
-        self.stream.look()
+        """Take back deliveries that could not be read, and so were not sent.
 
-    def _said(self, commands: list[Command], told: Told | None) -> list[Stale]:
+        Groups that wait for the damaged part are told.
+        """
+        self._tell(self.group.unsent(member, receipts, self.stream.now()))
+        self.stream.check_groups()
+
+    def _after_request(self, commands: list[Command], done: OnSaved | None) -> list[Stale]:
         stale = [command for command in commands if isinstance(command, Stale)]
         self._tell([command for command in commands if not isinstance(command, Stale)])
-        if told is not None:
-            self._awaited.append(told)
-        self.look()
+        if done is not None:
+            self._on_saved.append(done)
+        self.schedule_check()
         return stale
 
-    # ------------------------------------------------------------ what the stream says
+    # ------------------------------------------------------------ events of the stream
 
     def appended(self, end: int) -> None:
-        """There is more."""
+        """Note that the stream has messages up to the offset `end`."""
         self.group.appended(end, self.stream.now())
-        self.look()
+        self.schedule_check()
 
     def trimmed(self, first: int) -> None:
-        """The oldest messages are gone."""
+        """Note that messages before the offset `first` are gone."""
         self._tell(self.group.trimmed(first, self.stream.now()))
-        self.look()
+        self.schedule_check()
 
     def reset(self, offset: int) -> None:
-        """Begin anew at an offset, if nobody is here."""
+        """Begin anew at an offset, if no member is live."""
         self._tell(self.group.seek(offset, self.stream.now()))
-        self.look()
+        self.schedule_check()
 
     def redrive(self, letters: Sequence[tuple[int, int]]) -> list[RedriveOutcome]:
-        """Deliver dead letters again, by their offset in the stream and how often they were redriven before."""
+        """Deliver dead letters again; each is an offset in the stream, and how often it was redriven before."""
         became, commands = self.group.redrive(letters, self.stream.now())
         self._tell(commands)
-        self.look()
+        self.schedule_check()
         return became
 
     def explain(self) -> Explanation:
-        """Why it receives nothing, or what it is doing."""
+        """Return what the group is doing, or why it gets no messages."""
         return self.group.explain(self.stream.now())
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ checking
 
-    def look(self) -> None:
-        """See to it, soon."""
-        if not self._looking and not self.ended:
-            self._looking = True
-            self.stream.loop.call_soon(self._look)
+    def schedule_check(self) -> None:
+        """Schedule a check of the group in this turn of the event loop."""
+        if not self._check_due and not self.ended:
+            self._check_due = True
+            self.stream.loop.call_soon(self._check)
 
-    def _look(self) -> None:
-        self._looking = False
-        if self.ended or (self.tracked and not self.stream.acting):  # it is looked at when it is
+    def _check(self) -> None:
+        self._check_due = False
+        if self.ended or (
+            self.tracked and not self.stream.acting
+        ):  # checked when this node serves groups
             return
         now, group, damage = self.stream.now(), self.group, self.stream.damage
         if damage is not None:
@@ -282,13 +290,13 @@ class GroupDriver:
             self._hand_out(out)
         else:
             self._send(out)
-            if self._awaited:
+            if self._on_saved:
                 self._save()
-            elif self.tracked and self._lazy is None:
-                self._lazy = self.stream.loop.call_later(LAZY, self._save)
+            elif self.tracked and self._save_timer is None:
+                self._save_timer = self.stream.loop.call_later(SAVE_DELAY_S, self._save)
         for bury in group.letters(now):
             self.stream.bury(self, bury)
-        if damage is not None and group.at_damage() and not self._line:
+        if damage is not None and group.at_damage() and not self._send_queue:
             active = group.active
             for name, consumer in list(self.consumers.items()):
                 if active is None or active.name == name:
@@ -302,34 +310,34 @@ class GroupDriver:
         deadline = self.group.deadline()
         if deadline is not None:
             delay = max(0.0, (deadline - now) / SECOND)
-            self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
+            self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.schedule_check)
 
     def _hand_out(self, out: dict[str, list[Deliver]]) -> None:
-        """Send these when the log has their epoch, and not before what was handed out before them."""
+        """Send deliveries once the log has their epoch, behind all that were made before them."""
         handed = _HandedOut(out)
-        self._line.append(handed)
-        self._let_know(handed)
+        self._send_queue.append(handed)
+        self._save_epoch(handed)
 
-    def _let_know(self, handed: _HandedOut) -> None:
+    def _save_epoch(self, handed: _HandedOut) -> None:
         if not self.ended:
-            self._save(partial(self._known, handed))
+            self._save(partial(self._epoch_saved, handed))
 
-    def _known(self, handed: _HandedOut, error: RailgunError | None) -> None:
-        """The log has it, or takes nothing now: then later, unless it was taken back."""
+    def _epoch_saved(self, handed: _HandedOut, error: RailgunError | None) -> None:
+        """Send deliveries whose epoch is saved; after an error try again later, unless they were taken back."""
         if error is None:
-            handed.known = True
-        elif not self._still(handed.out):
-            self._line.remove(handed)
+            handed.saved = True
+        elif not self._not_taken_back(handed.out):
+            self._send_queue.remove(handed)
         else:
-            self.stream.loop.call_later(RETRY, self._let_know, handed)
-        while self._line and self._line[0].known:
-            self._send(self._still(self._line.popleft().out))
-        if not self._line and self.stream.damage is not None:
-            self.look()  # behind what was sent it is told
+            self.stream.loop.call_later(RETRY_PAUSE_S, self._save_epoch, handed)
+        while self._send_queue and self._send_queue[0].saved:
+            self._send(self._not_taken_back(self._send_queue.popleft().out))
+        if not self._send_queue and self.stream.damage is not None:
+            self.schedule_check()  # the damage is reported behind the messages that were sent
 
-    def _still(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
-        """What of these was not taken back while the log was written."""
-        found: dict[str, list[Deliver]] = {}
+    def _not_taken_back(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
+        """Return the parts of these deliveries that were not taken back while the log was written."""
+        remaining: dict[str, list[Deliver]] = {}
         for member, delivers in out.items():
             party = self.group.members.get(member)
             if party is None:
@@ -338,8 +346,10 @@ class GroupDriver:
                 terms = (deliver.delivery, deliver.epoch)
                 for first, end, flight in party.flights.pieces(deliver.first, deliver.end):
                     if (flight.delivery, flight.epoch) == terms:
-                        found.setdefault(member, []).append(replace(deliver, first=first, end=end))
-        return found
+                        remaining.setdefault(member, []).append(
+                            replace(deliver, first=first, end=end)
+                        )
+        return remaining
 
     def _send(self, out: dict[str, list[Deliver]]) -> None:
         for member, delivers in out.items():
@@ -356,16 +366,16 @@ class GroupDriver:
             elif member in self.consumers:
                 self.consumers[member].tell(command)
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ saving
 
-    def _save(self, then: Told | None = None) -> None:
-        """Write what has changed to the log of groups."""
-        if self._lazy is not None:
-            self._lazy.cancel()
-            self._lazy = None
-        awaited, self._awaited = self._awaited, []
+    def _save(self, then: OnSaved | None = None) -> None:
+        """Write the changes to the group log; call `then`, and all that wait, when they are on disk."""
+        if self._save_timer is not None:
+            self._save_timer.cancel()
+            self._save_timer = None
+        waiting, self._on_saved = self._on_saved, []
         if then is not None:
-            awaited.append(then)
+            waiting.append(then)
 
         changes = self.group.changes() if self.tracked else []
         if self._unsaved is not None:
@@ -378,33 +388,33 @@ class GroupDriver:
             self._on_disk |= error is None and bool(changes)
             if error is not None and changes:
                 self._unsaved = error
-                if not self.ended and self._lazy is None:
-                    self._lazy = self.stream.loop.call_later(RETRY, self._save)
-            for told in awaited:
-                told(self._unsaved or error)
+                if not self.ended and self._save_timer is None:
+                    self._save_timer = self.stream.loop.call_later(RETRY_PAUSE_S, self._save)
+            for on_saved in waiting:
+                on_saved(self._unsaved or error)
 
         if changes:
             self._saving += 1
             self.stream.keep([(self.name, pack(changes))], done)
-        elif awaited and self._saving:
-            self.stream.keep([], done)  # when those before are on disk
-        elif awaited:
+        elif waiting and self._saving:
+            self.stream.keep([], done)  # done when the writes under way are on disk
+        elif waiting:
             done(None)
 
     def buried(self, bury: Bury, error: RailgunError | None) -> None:
-        """A dead letter is where it belongs, or could not be brought there."""
+        """Let go of a message that is stored among the dead letters; after an error, keep it and try again later."""
         if self.ended:
             return
         now = self.stream.now()
         if error is None:
             self.group.buried(bury.offset, now)
-            self.look()
+            self.schedule_check()
         else:
             self.group.kept(bury.offset, now)
-            self.stream.loop.call_later(RETRY, self.look)
+            self.stream.loop.call_later(RETRY_PAUSE_S, self.schedule_check)
 
     def end(self) -> None:
-        """Keep what there is to keep; nothing happens after that."""
+        """Save the changes, and stop."""
         if not self.ended:
             self._save()
             self.ended = True
@@ -412,20 +422,23 @@ class GroupDriver:
                 self._timer.cancel()
 
     def abandon(self, error: RailgunError) -> None:
-        """Keep nothing: the group is deleted, or its stream. Who waits or consumes is told why."""
+        """Stop without saving, because the group or its stream is deleted.
+
+        Waiting callers and consumers get `error`.
+        """
         self.ended = True
-        for timer in (self._timer, self._lazy):
+        for timer in (self._timer, self._save_timer):
             if timer is not None:
                 timer.cancel()
-        awaited, self._awaited = self._awaited, []
-        for told in awaited:
-            told(error)
+        waiting, self._on_saved = self._on_saved, []
+        for on_saved in waiting:
+            on_saved(error)
         for consumer in list(self.consumers.values()):
             consumer.lost(error)
 
 
 def resolve(future: asyncio.Future[None], error: RailgunError | None) -> None:
-    """What a committer says, for who awaits it."""
+    """Set the result of a future that waits for a committer."""
     if future.done():
         return
     if error is None:
@@ -443,7 +456,7 @@ _KINDS: Final[dict[str, Any]] = {
 
 
 def pack(changes: Sequence[Change]) -> bytes:
-    """Changes of a group, for its log.
+    """Return changes of a group as bytes, for its log.
 
     >>> pack([Settled(3, 9)])
     b'[["d",3,9]]'
@@ -476,26 +489,26 @@ def _row(change: Change) -> tuple[Any, ...]:
 
 
 def _standing(standing: Standing) -> tuple[Any, ...]:
-    """Return the fields as they are stored; the last ones only if there is something to say."""
-    told = standing.count, standing.reason, standing.until, standing.delay
+    """Return the fields as they are stored, without trailing defaults."""
+    fields = standing.count, standing.reason, standing.until, standing.delay
     if standing.spared:
-        return (*told, standing.since, standing.spared)
-    return told if standing.since is None else (*told, standing.since)
+        return (*fields, standing.since, standing.spared)
+    return fields if standing.since is None else (*fields, standing.since)
 
 
 def unpack(data: bytes) -> list[Change]:
-    """Changes as they were."""
-    found: list[Change] = []
+    """Return the changes in these bytes; raise `LaterVersionError` for those of a later version."""
+    changes: list[Change] = []
     for letter, *fields in json.loads(data):
         try:
             if letter == "o":
                 fields[2] = Standing(*fields[2])
             elif letter == "u":
                 fields = [tuple((first, end) for first, end in fields[0])]
-            found.append(_KINDS[letter](*fields))
+            changes.append(_KINDS[letter](*fields))
         except (KeyError, TypeError) as error:
             raise _later(f"the change {letter!r} with {len(fields)} fields") from error
-    return found
+    return changes
 
 
 def _later(what: str) -> LaterVersionError:
@@ -504,20 +517,20 @@ def _later(what: str) -> LaterVersionError:
 
 @dataclass(frozen=True, slots=True)
 class CopyNote:
-    """What a copy in a cluster must not forget, beside its groups: under the empty name, in their log.
+    """A record beside the groups, under the empty name in their log: what a copy in a cluster must not forget.
 
-    A stream that is of no cluster has one, too, for `safe`: so messages are missed that are not there any more.
+    A stream outside of a cluster has a record too, for `safe`: it shows when messages are missing.
     """
 
     label: int = 0
-    """The epoch whose log it matches (`broker.protocol.replication`)."""
+    """The epoch whose log this copy matches (`broker.protocol.replication`)."""
     groups: tuple[int, int] = (0, 0)
     """Epoch and number of the last change of groups."""
     safe: int = 0
-    """What was safe, at least."""
+    """The end of the safe messages, at least."""
 
     def pack(self) -> bytes:
-        """For the log.
+        """Return the note as bytes, for the log.
 
         >>> fold.apply(None, CopyNote(3, (3, 7), 100).pack())
         CopyNote(label=3, groups=(3, 7), safe=100)
@@ -526,19 +539,19 @@ class CopyNote:
 
     @staticmethod
     def of(data: bytes) -> CopyNote:
-        """As it was packed."""
+        """Return the note in these bytes."""
         label, groups, safe = json.loads(data[1:])
         return CopyNote(label, (groups[0], groups[1]), safe)
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerNote:
-    """A record of a producer in the group log (`broker.protocol.producers`): under `PRODUCER` and its name."""
+    """A record of a producer in the group log (`broker.protocol.producers`), under `PRODUCER` and its name."""
 
     told: dict[str, Any]
 
     def pack(self) -> bytes:
-        """For the log.
+        """Return the note as bytes, for the log.
 
         >>> fold.apply(None, ProducerNote({"number": 1}).pack())
         ProducerNote(told={'number': 1})
@@ -547,12 +560,12 @@ class ProducerNote:
 
     @staticmethod
     def of(data: bytes) -> ProducerNote:
-        """As it was packed."""
+        """Return the note in these bytes."""
         return ProducerNote(json.loads(data[1:]))
 
 
 Kept: TypeAlias = Saved | CopyNote | ProducerNote
-"""What is kept beside the messages of a stream."""
+"""The state of one name in the group log: of a group, of the copy, or of a producer."""
 
 
 def _apply(saved: Kept | None, data: bytes) -> Kept:
@@ -568,7 +581,7 @@ def _apply(saved: Kept | None, data: bytes) -> Kept:
 
 
 def dump(saved: Kept) -> bytes:
-    """The whole of a group, in columns: it may be in a hundred thousand pieces.
+    """Return the whole state of a group as bytes, in columns: a group may be in a hundred thousand pieces.
 
     >>> load(dump(_apply(None, pack([Sought(3, 1), Settled(5, 9)])))).done
     Ranges([(5, 9, None)])
@@ -580,7 +593,7 @@ def dump(saved: Kept) -> bytes:
     *untold, _ = saved.unreported.columns()
     kinds = {standing: n for n, standing in enumerate(dict.fromkeys(standings))}
     columns = [*done, *untold, *open_, array("q", map(kinds.__getitem__, standings))]
-    told = {
+    header = {
         "floor": saved.floor,
         "epoch": saved.epoch,
         "highest": saved.highest,
@@ -588,47 +601,50 @@ def dump(saved: Kept) -> bytes:
         "columns": list(map(len, columns)),
     }
     if saved.exclusive is not None:
-        told["exclusive"] = saved.exclusive
+        header["exclusive"] = saved.exclusive
     if saved.pause != (0, 0):
-        told["pause"] = saved.pause
+        header["pause"] = saved.pause
     if saved.redriven:
-        told["redriven"] = [(first, end, *mark) for first, end, mark in saved.redriven]
-    text = json.dumps(told, separators=(",", ":")).encode()
+        header["redriven"] = [(first, end, *mark) for first, end, mark in saved.redriven]
+    text = json.dumps(header, separators=(",", ":")).encode()
     return b"".join([text, b"\n", *map(_little, columns)])
 
 
 def load(data: bytes) -> Kept:
-    """What was dumped. A group of an older log has no `exclusive`, `pause` and `redriven`."""
+    """Return the state in these bytes.
+
+    The state of a group in an older log lacks `exclusive`, `pause` and `redriven`.
+    """
     if data[:1] == b"@":
         return CopyNote.of(data)
     if data[:1] == b"P":
         return ProducerNote.of(data)
     at = data.index(b"\n") + 1
-    told, columns = json.loads(data[:at]), []
-    for length in told.pop("columns"):
+    header, columns = json.loads(data[:at]), []
+    for length in header.pop("columns"):
         column = array("q", data[at : at + 8 * length])
         columns.append(array("q", _little(column)))
         at += 8 * length
     done, dones, untold, untolds, starts, ends, kinds = columns
-    standings = [Standing(*one) for one in told.pop("standings")]
+    standings = [Standing(*fields) for fields in header.pop("standings")]
     saved = Saved(
-        told.pop("floor"),
+        header.pop("floor"),
         Ranges.of(done, dones, [None] * len(done)),
         Ranges.of(starts, ends, [standings[kind] for kind in kinds]),
-        told.pop("epoch"),
-        told.pop("highest"),
+        header.pop("epoch"),
+        header.pop("highest"),
         Ranges.of(untold, untolds, [None] * len(untold)),
-        told.pop("exclusive", None),
-        tuple(told.pop("pause", (0, 0))),
-        Ranges((first, end, Mark(*mark)) for first, end, *mark in told.pop("redriven", ())),
+        header.pop("exclusive", None),
+        tuple(header.pop("pause", (0, 0))),
+        Ranges((first, end, Mark(*mark)) for first, end, *mark in header.pop("redriven", ())),
     )
-    if told:  # what is left would be lost when the log is written anew
-        raise _later(f"it has {', '.join(sorted(told))}")
+    if header:  # fields of a later version would be lost when the log is rewritten
+        raise _later(f"it has {', '.join(sorted(header))}")
     return saved
 
 
 def _little(column: array[int]) -> bytes:
-    """Numbers of eight bytes each, little endian, from or to what this machine has."""
+    """Return the bytes of 64-bit numbers in little-endian order; converts in both directions."""
     if sys.byteorder == "big":
         column = column[:]
         column.byteswap()
@@ -636,4 +652,4 @@ def _little(column: array[int]) -> bytes:
 
 
 fold: Final = Fold[Kept](_apply, dump, load)
-"""How the state of a group comes from its log."""
+"""How states come from the changes in the group log."""

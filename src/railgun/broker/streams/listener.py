@@ -1,7 +1,7 @@
-"""A subscription of a client's session to an ephemeral stream, or to the requests of a response stream.
+"""A client's subscription to an ephemeral stream, or to the requests of a response stream.
 
-Nothing of such a stream is stored: while more than `FLOOD` bytes wait in the socket of a session, its subscriptions
-have no credit, and are told afterwards how many messages they missed.
+Messages of such a stream are not stored: while more than `MAX_UNSENT_BYTES` wait in the socket of a session, its
+subscriptions have no credit; afterwards they are told how many messages they missed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from railgun.errors import RailgunError
 from railgun.transport.proto import streams_pb2 as p
 from railgun.transport.records import Bytes, cut, head
 
-ROOM: Final = 1 << 20  # bytes that wait in a socket
-FLOOD: Final = 32 << 20  # bytes that wait in a socket and are too many
+SOFT_UNSENT_BYTES: Final = 1 << 20
+"""While fewer bytes wait in a socket, messages are delivered."""
+MAX_UNSENT_BYTES: Final = 32 << 20
+"""When as many bytes wait in a socket, messages for its subscriptions are dropped."""
 
 
 class ListenerSession(Protocol):
@@ -27,19 +29,19 @@ class ListenerSession(Protocol):
 
     @property
     def flooded(self) -> bool:
-        """Whether too many bytes wait in its socket."""
+        """Return whether too many bytes wait in the socket."""
 
     def drop(self, channel: int) -> None:
         """Forget the subscription of a channel."""
 
     def send(self, command: Message, blob: Sequence[Bytes], channel: int) -> None:
-        """Send a frame."""
+        """Send a frame on a channel."""
 
     def fail(self, request: int, error: RailgunError, channel: int) -> None:
-        """Send an error."""
+        """Send an error that answers a request, or (request 0) ends a subscription."""
 
     def hold(self) -> None:
-        """Take the credit of all its subscriptions away until there is room in its socket."""
+        """Withdraw the credit of all subscriptions of the session until its socket has room."""
 
 
 class Listener:
@@ -58,88 +60,88 @@ class Listener:
         self.stream = stream
         self.asked = (matcher, group)
         self.number = 0
-        """What other nodes call it."""
-        self._held: int | None = None  # its credit, while too much waits in the socket
-        self._untold = 0  # what it lost meanwhile
+        """The number by which other nodes refer to the subscription."""
+        self._held: int | None = None  # withdrawn credit, while too many bytes wait in the socket
+        self._unreported = 0  # messages that were missed meanwhile
         stream.exchange.subscribe(self, *self.asked)
         if session.node.events is not None:
             session.node.events.joined(self)
 
     def grant(self, credit: int) -> None:
-        """It is ready for so many more."""
+        """Add credit: the client is ready for that many more messages."""
         if self._held is None:
             self.stream.exchange.grant(self, credit)
-            self._changed()
+            self._credit_changed()
         else:
             self._held += credit
 
     def deliver(self, command: p.Deliver, batches: Sequence[Bytes], count: int) -> None:
-        """Send these; they are so many messages."""
-        if self._held is not None:  # since this publish was shared out
+        """Send batches with `count` messages to the client."""
+        if self._held is not None:  # held after this publish was routed to the subscription
             self._held += count
             self.missed(count)
             return
         self.session.send(command, batches, self.channel)
-        self._changed()
+        self._credit_changed()
         if self.session.flooded:
             self.session.hold()
 
-    def _changed(self) -> None:
-        """Other nodes may want to know of its credit."""
+    def _credit_changed(self) -> None:
+        """Tell the other nodes of the new credit."""
         if self.session.node.events is not None:
             self.session.node.events.changed(self)
 
     def missed(self, count: int) -> None:
-        """It has lost so many."""
+        """Report that the client missed `count` messages: now, or when the socket has room."""
         if self._held is None:
             self.session.send(p.Lost(count=count), (), self.channel)
         else:
-            self._untold += count
+            self._unreported += count
 
     def hold(self) -> None:
-        """It gets nothing more for the time being."""
+        """Withdraw the credit until `flush`."""
         if self._held is None:
             exchange = self.stream.exchange
             self._held = exchange.credit(self)
             exchange.leave(self)
             exchange.subscribe(self, *self.asked)  # which gives no credit
-            self._changed()
+            self._credit_changed()
 
     def flush(self) -> None:
-        """There is room: it gets messages again, and hears what it has lost."""
+        """Restore the credit, because the socket has room again, and report missed messages."""
         if self._held is not None:
             held, self._held = self._held, None
             self.grant(held)
-            if self._untold:
-                untold, self._untold = self._untold, 0
-                self.missed(untold)
+            if self._unreported:
+                missed, self._unreported = self._unreported, 0
+                self.missed(missed)
 
     def lost(self, error: RailgunError) -> None:
-        """There is nothing more to hear."""
+        """End the subscription with an error."""
         self.session.drop(self.channel)
         self.leave(graceful=False)
         self.session.fail(0, error, self.channel)
 
     def leave(self, graceful: bool) -> None:
-        """It goes."""
+        """End the subscription at the client's request; `graceful` makes no difference, because nothing is stored."""
         self.send_away()
 
     def send_away(self) -> None:
-        """It is to go."""
+        """Remove the subscription from the stream."""
         self.stream.exchange.leave(self)
         if self.session.node.events is not None:
             self.session.node.events.left(self)
 
 
-def some(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:
-    """Messages [first, end) of a publish, as batches."""
+def slice_batches(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:
+    """Return the messages [first, end) of a publish of `count` messages, as batches."""
     if first == 0 and end == count:
         return batches
     chosen, at = [], 0
     for batch in batches:
-        found = head(batch)
-        low, high = max(first - at, 0), min(end - at, found.count)
+        header = head(batch)
+        low, high = max(first - at, 0), min(end - at, header.count)
         if low < high:
-            chosen.append(cut(batch, found.base + low, found.base + high))
-        at += found.count
+            chosen.append(cut(batch, header.base + low, header.base + high))
+        at += header.count
     return chosen

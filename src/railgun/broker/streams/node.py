@@ -1,28 +1,29 @@
-"""A node: the streams it has, by their names, and what can be done with them.
+"""A node: the streams in its directory, by name, and the calls that manage them.
 
 Rules:
 
-1. What a stream is stands in a file beside its log, written before the stream is used and replaced whole. A directory
-   without it is a stream that was being made or deleted, and is removed.
+1. The settings of a stream stand in a file beside its log, which is written before the stream is used, and replaced
+   whole. A directory without the file is a stream that was being made or deleted, and is removed.
 2. One node works in a directory at a time. If the directory is not at its place any more (its lock is not the one that
    was taken), streams are neither made nor changed nor deleted, and the node says so.
-3. `ensure` makes a stream what it is asked to be, or says how it differs; it never ends anything. A stream is used
-   when that file is on disk: if it cannot be made, there is none.
-4. `delete` removes that file first, for good, and the rest then: a crash leaves the stream, or nothing.
-5. Streams are made, changed and deleted one at a time, and their files in other threads: nobody waits for them who does
-   not ask for them.
-6. Timers run by a clock that never jumps, and deadlines by the time of day, which may: when it has jumped, all groups
-   look at their deadlines anew, a second later at most.
-7. A stream of which the settings cannot be read, or whose log is gone, is left alone; the others go on. It is told at
-   the start, by an alarm, and to all who ask for it, with what to do (`not_opened`). It is not made anew.
-8. In a cluster, which streams there are is agreed on by all nodes (`cluster`), and each makes, changes and deletes its
-   copies accordingly. A stream knows by its id which one it is: another one of its name is another one.
+3. `ensure` makes a stream, or changes its settings, or says how they differ; it never removes anything. A stream is
+   used once its settings are on disk: if they cannot be written, there is no stream.
+4. `delete` first removes the settings, durably, and then the rest: a crash leaves the stream, or nothing.
+5. Streams are made, changed and deleted one at a time, with their files handled in other threads: only callers that
+   asked for the change wait for it.
+6. Timers run by a clock that never jumps, and deadlines by the time of day, which may jump: when it has jumped, all
+   groups check their deadlines anew, a second later at most.
+7. A stream whose settings cannot be read, or whose log is gone, is left alone; the others go on. It is reported at the
+   start, by an alarm, and to every client that asks for it, with what to do (`not_opened`). It is not made anew.
+8. In a cluster, all nodes agree on which streams there are (`cluster`), and each node makes, changes and deletes its
+   copies accordingly. The id of a stream tells it from others of the same name.
 9. The directory of the node and that of each stream have a format file (`railgun.storage.formats`). If one of them,
    or anything in a log, is of a later version of Railgun, the node does not start and changes nothing: it could not
    serve that stream, and other nodes would take it for a copy.
 10. The time of day is noted in the file `clock`, at the start, every `KEEP_NOTES_S`, and at the end. A node that starts
-   more than `MAX_STEP_S` before that, or more than `MAX_PAUSE_S` after it, says so (`clock_at_start_s`) and goes on:
-   it cannot know which of both times was wrong. It says so until the noted time is reached, or it is started again.
+   more than `MAX_STEP_S` before the noted time, or more than `MAX_PAUSE_S` after it, says so (`clock_at_start_s`) and
+   goes on: it cannot know which of the two times was wrong. It says so until the noted time is reached, or until it is
+   started again.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ from railgun.broker.protocol.metadata.options import OPTIONS
 from railgun.broker.protocol.stored_time import PacedClock
 from railgun.broker.settings import DEAD, SECOND, STAGING, StreamSettings, check_name
 from railgun.broker.streams.groups import GroupDriver
-from railgun.broker.streams.persistent import TIME_AHEAD, NoGraveError, Persistent
+from railgun.broker.streams.persistent import TIME_AHEAD, DeadLetterError, Persistent
 from railgun.broker.streams.redrive import redrive
 from railgun.broker.streams.routing import Passage, Routing
 from railgun.errors import RailgunError, said
@@ -85,35 +86,34 @@ if TYPE_CHECKING:
     from railgun.transport.commands import Blob
     from railgun.transport.proto.streams_pb2 import Publish
 
-RETENTION: Final = 10.0  # seconds between two looks at what is too old
-BEAT: Final = 1.0  # seconds between two looks at the clock
-CHECK_FILES_S: Final = 1.0  # between two looks at the files of all streams
+RETENTION_INTERVAL_S: Final = 10.0
+CHECK_CLOCK_S: Final = 1.0  # between two checks of the clock
+CHECK_FILES_S: Final = 1.0  # between two checks of the files of all streams
 KEEP_NOTES_S: Final = 20.0  # between two notes of what is safe
-LEAST_ROOM: Final = (
-    64 << 20
-)  # bytes free on a disk; with less, a node says so, and others are rather master
-JUMP: Final = SECOND // 2  # more than clocks drift in that time
+MIN_FREE_BYTES: Final = 64 << 20
+"""A node with less free space on its disk raises an alarm, and other nodes are preferred as masters."""
+CLOCK_JUMP_US: Final = SECOND // 2  # more than clocks drift between two checks
 RESPONSE_TIMEOUT_S: Final = OPTIONS["rs_timeout"].default or 30.0
-DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
+DEAD_LETTER_ID_BOX_S: Final = 7 * 24 * 3600.0  # for so long no dead letter is stored twice
 NODE_FORMAT: Final = Format("railgun node", 1)
-"""Of the directory of a node."""
+"""Format of the directory of a node."""
 STREAM_FORMAT: Final = Format("railgun stream", 1)
-"""Of the directory of a stream: its settings, its log and its group log."""
+"""Format of the directory of a stream: its settings, its log and its group log."""
 SETTINGS_FILE: Final = "stream.json"
-"""In the directory of a stream."""
+"""The file with the settings, in the directory of a stream."""
 DELETED_FILE: Final = "deleted"
-"""Has the settings of a stream that is deleted: they are renamed to this first, and it goes last."""
-_ID: Final = "id"  # in there, beside the settings: of the stream in its cluster
+"""The settings of a stream that is being deleted: the settings file gets this name first, and is removed last."""
+_ID: Final = "id"  # in the settings file, beside the settings: id of the stream in its cluster
 _LOG: Final = logging.getLogger(__name__)
 CLOCK: Final = "clock"
-"""The file with the time of day that was noted last (µs)."""
-_MADE: Final = "made"  # and so is what tells it from others of its name, if it is of no cluster
+"""The file with the last noted time of day (µs)."""
+_MADE: Final = "made"  # in the settings file: identity of a stream that is of no cluster
 Mode = Literal["warn", "overwrite", "strict"]
 T = TypeVar("T")
 
 
 class StreamDiffersError(RailgunError):
-    """A stream of that name is there, and is not what was asked for."""
+    """A stream of this name exists, and its settings differ from those that were asked for."""
 
     code: ClassVar[str] = "DIFFERS"
 
@@ -137,10 +137,10 @@ class RemoteListeners(Protocol):
         """Tell the other nodes that a subscription has ended."""
 
     def stream_made(self, stream: Ephemeral) -> None:
-        """Add the subscriptions of other nodes to a stream that was made here."""
+        """Add the subscriptions of other nodes to a stream that was made on this node."""
 
     def stream_gone(self, name: str) -> None:
-        """Remove the subscriptions of other nodes to a stream that was deleted here."""
+        """Remove the subscriptions of other nodes to a stream that was deleted on this node."""
 
     def scatter(
         self, command: Publish, batches: Sequence[Blob], routing: Exchanged[Any, Any]
@@ -160,52 +160,52 @@ class RemoteListeners(Protocol):
 
 
 class Cluster(Protocol):
-    """What a node asks of its cluster."""
+    """The cluster, as a node sees it."""
 
     async def ensure(self, name: str, asked: dict[str, Any], mode: Mode) -> dict[str, Any]:
-        """Make a stream what it is asked to be, on all nodes."""
+        """Make a stream or change its settings, on all nodes."""
         ...
 
     async def delete(self, name: str, dead_letters: bool) -> dict[str, Any]:
-        """Take a stream away, on all nodes."""
+        """Delete a stream on all nodes."""
         ...
 
     async def make_beside(self, stream: str, name: str, settings: StreamSettings) -> None:
-        """Make a stream that keeps something for another one, in its region; returns when it is there."""
+        """Make a stream that belongs to another one, in the same region; return when it exists."""
         ...
 
     def region_of(self, name: str) -> str | None:
-        """Where a stream is kept; None: nobody has heard of it."""
+        """Return the region of a stream; None if no node knows the stream."""
         ...
 
-    async def every(self) -> list[dict[str, Any]]:
-        """All streams of the cluster, as their masters describe them."""
+    async def describe_all(self) -> list[dict[str, Any]]:
+        """Return all streams of the cluster, as their masters describe them."""
         ...
 
     async def administer(self, call: str, arguments: dict[str, Any]) -> Any:
-        """Do one of the calls that are about the cluster itself, or tell of it."""
+        """Run a call about the cluster itself, and return its result."""
         ...
 
     async def elsewhere(self, call: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
-        """Let the master of a stream do a call, if that is another node: whether it is, and what came of it."""
+        """Pass a call on to the master of a stream if that is another node; return whether it is, and the result."""
         ...
 
     @property
     def cluster_id(self) -> str:
-        """What tells this cluster from others; empty: it is not formed yet."""
+        """Return the id of the cluster; empty until the cluster is formed."""
         ...
 
     def status(self) -> dict[str, Any]:
-        """How the cluster is, as far as this node knows without asking anybody."""
+        """Return the state of the cluster, as far as this node knows without asking others."""
         ...
 
     def reasons(self) -> dict[str, str]:
-        """Why this node is of no use to clients, by code; nothing: it is."""
+        """Return why this node cannot serve clients, by code; empty if it can."""
         ...
 
 
 class Ephemeral:
-    """An ephemeral stream: who listens."""
+    """An ephemeral stream: its subscriptions, without stored messages."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -219,7 +219,7 @@ Stream = Persistent | Ephemeral
 
 
 class Node:
-    """The streams of a directory. Made within an event loop; `open` before use, `close` at the end."""
+    """The streams of a directory. Make it within an event loop; call `open` before use, and `close` at the end."""
 
     def __init__(
         self,
@@ -232,34 +232,32 @@ class Node:
         self.data = data
         self.in_cluster = in_cluster
         self.now = clock or time_of_day
-        """The time of day (µs)."""
+        """Return the time of day (µs)."""
         self.pace = PacedClock()
-        self.paced()  # takes the time of day as it is now
+        self.paced()  # the paced clock starts with the present time of day
         self.loop = asyncio.get_running_loop()
         self.streams: dict[str, Stream] = {}
         self.responses: Responses[Any] = Responses()
         self.response_timeout_s: Callable[[], float] = lambda: RESPONSE_TIMEOUT_S
-        """Return how long a request waits for its response if it does not say; in a cluster, as all have agreed."""
+        """Return how long a request waits for its response by default; in a cluster, all nodes agree on it."""
         self.events: RemoteListeners | None = None
-        """Ephemeral streams across nodes, if this is one of a cluster."""
+        """Subscriptions on other nodes, if this node belongs to a cluster."""
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
         self.left_alone: list[str] = []
-        """Streams in the directory that are of no cluster, though the node is."""
+        """Streams in the directory that belong to no cluster, although the node does."""
         self.not_opened: dict[str, RailgunError] = {}
-        """Streams that are in the directory and cannot be opened, and why."""
+        """Streams in the directory that could not be opened, and why."""
         self.refused_at_end: list[str] = []
-        """What the files of streams refused when the node was closed, and why."""
+        """Writes that the disk refused when the node was closed, and why."""
         self.refused: Counter[str] = Counter()
-        """Publishes that were refused, by code."""
+        """Number of refused publishes, by code."""
         self.cluster: Cluster | None = None
         self.routing: Routing | None = None
-        """Where streams are served; None: this node is alone."""
+        """Which node serves which stream; None if this node is alone."""
         self.passage: Passage | None = None
         """How sessions are passed on to other nodes."""
         self._disk = disk or NodeDisk(data)
-        self._noted: int | None = (
-            None  # the time of day that was noted last, in the life before (µs)
-        )
+        self._noted: int | None = None  # the last time of day (µs) noted before this start
         self._started = self.now()
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -267,16 +265,16 @@ class Node:
         self._checking: asyncio.Task[None] | None = None
         self._retention: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
-        self._expiry: tuple[int, asyncio.TimerHandle] | None = None  # when, and what will look then
+        self._expiry: tuple[int, asyncio.TimerHandle] | None = None  # deadline, and its timer
 
     def paced(self) -> int:
-        """Return the time of day, held to a steady clock: what is stored with messages (µs)."""
+        """Return the time of day (µs), held to a steady clock: the time that is stored with messages."""
         return self.pace.read(self.now(), steady_us())
 
-    # ------------------------------------------------------------ begin and end
+    # ------------------------------------------------------------ opening and closing
 
     def open(self) -> list[str]:
-        """Take the directory, and open all streams in it; what recovery has to tell of them."""
+        """Take the directory, and open all streams in it; return messages for the log about what was found."""
         format_due = check_format(self._disk, "", NODE_FORMAT)
         self._disk.make_directory("streams")
         try:
@@ -289,7 +287,7 @@ class Node:
                 for name in self._disk.directories("streams")
                 if check_format(self._disk, f"streams/{name}", STREAM_FORMAT)
             ]
-            told = self._open_streams()
+            messages = self._open_streams()
             for name in due:
                 if SETTINGS_FILE in self._disk.list(f"streams/{name}"):
                     write_format(self._disk, f"streams/{name}", STREAM_FORMAT)
@@ -301,61 +299,62 @@ class Node:
                 stream.close()
             self._lock.release()
             raise
-        self._look_at_noted_time()
+        self._read_noted_time()
         if wrong := wrong_at_start(str(self.data), self.clock_at_start_s):
-            told.append(wrong)
+            messages.append(wrong)
         self._note_time()
-        self._keep()
-        self._beat(self.now() - _steady())
+        self._schedule_retention()
+        self._check_clock(self.now() - _steady())
         self._checking = self.loop.create_task(self._check_files())
-        return told
+        return messages
 
     def _open_streams(self) -> list[str]:
-        told = []
+        messages = []
         for name in self._disk.directories("streams"):
             home = f"streams/{name}"
             if SETTINGS_FILE not in self._disk.list(home):
                 if DELETED_FILE not in self._disk.list(home) and self._has_messages(home):
                     missing = self._no_settings(name)
                     self.not_opened[name] = missing
-                    told.append(f"{missing} The stream is left alone.")
+                    messages.append(f"{missing} The stream is left alone.")
                 else:
                     with unless_read_only():
                         self._clear(name)
                 continue
             file = self._disk.open(f"{home}/{SETTINGS_FILE}")
-            told_settings: Any = None
+            stored: Any = None
             try:
-                told_settings = json.loads(file.read(0, file.size()))
-                id = int(told_settings.pop(_ID, 0))
-                made = str(told_settings.pop(_MADE, ""))
-                settings = StreamSettings.of(told_settings)
+                stored = json.loads(file.read(0, file.size()))
+                id = int(stored.pop(_ID, 0))
+                identity = str(stored.pop(_MADE, ""))
+                settings = StreamSettings.of(stored)
             except (ValueError, TypeError, AttributeError, RailgunError) as error:
-                wrong = self._bad_settings(name, told_settings, error)
-                self.not_opened[name] = wrong
-                told.append(f"{wrong} The stream is left alone.")
+                failure = self._bad_settings(name, stored, error)
+                self.not_opened[name] = failure
+                messages.append(f"{failure} The stream is left alone.")
                 continue
             finally:
                 file.close()
             if self.in_cluster and not id:
-                told.append(f"stream {name!r} is left alone: it is of no cluster")
+                messages.append(f"stream {name!r} is left alone: it is of no cluster")
                 self.left_alone.append(name)
                 continue
-            known = not (self.in_cluster or id)  # what a copy of a cluster lacks, others have
+            # Missing files of a copy in a cluster are fetched from other nodes; here they are damage.
+            existed = not (self.in_cluster or id)
             try:
-                stream = self.streams[name] = self._start(name, settings, id, made, known)
+                stream = self.streams[name] = self._start(name, settings, id, identity, existed)
             except DamagedLogError as error:
                 what = f"stream {name!r} is there and cannot be opened"
-                wrong = DamagedLogError(f"{what}: {error} {self._way_out(home)}", error.offset)
-                self.not_opened[name] = wrong
-                told.append(f"{wrong} The stream is left alone.")
+                failure = DamagedLogError(f"{what}: {error} {self._way_out(home)}", error.offset)
+                self.not_opened[name] = failure
+                messages.append(f"{failure} The stream is left alone.")
                 continue
             if isinstance(stream, Persistent):
-                told += [f"stream {name!r}: {one}" for one in stream.told]
-        return told
+                messages += [f"stream {name!r}: {finding}" for finding in stream.findings]
+        return messages
 
     def _has_messages(self, home: str) -> bool:
-        """Return whether there is anything in the log of a stream."""
+        """Return whether the log of a stream has any bytes."""
         for name in self._disk.list(f"{home}/log"):
             file = self._disk.open(f"{home}/log/{name}")
             try:
@@ -366,7 +365,7 @@ class Node:
         return False
 
     def _no_settings(self, name: str) -> RailgunError:
-        """Return why a stream with messages and without settings cannot be opened, and what to do."""
+        """Return the error for a stream that has messages, but no settings."""
         home = f"streams/{name}"
         where = self._disk.where(f"{home}/{SETTINGS_FILE}")
         return StorageError(
@@ -374,13 +373,13 @@ class Node:
             f"changed. Restore the file, and start the node again. {self._way_out(home)}"
         )
 
-    def _bad_settings(self, name: str, told: Any, error: Exception) -> RailgunError:
-        """Return why a stream with these settings, which are wrong in that way, cannot be opened, and what to do."""
+    def _bad_settings(self, name: str, stored: Any, error: Exception) -> RailgunError:
+        """Return the error for a stream whose settings cannot be read, or are not valid."""
         home = f"streams/{name}"
         where = self._disk.where(f"{home}/{SETTINGS_FILE}")
-        strange = sorted(set(told) - StreamSettings.names()) if isinstance(told, dict) else []
-        if strange:
-            what = f"the settings {', '.join(map(repr, strange))}, which this version does not know"
+        unknown = sorted(set(stored) - StreamSettings.names()) if isinstance(stored, dict) else []
+        if unknown:
+            what = f"the settings {', '.join(map(repr, unknown))}, which this version does not know"
             return later_format(f"stream {name!r} is there and cannot be opened: {where}", what)
         return StorageError(
             f"stream {name!r} is there and cannot be opened: {where} cannot be read: {said(error)}. Nothing was "
@@ -388,16 +387,16 @@ class Node:
         )
 
     def _way_out(self, home: str) -> str:
-        """Return what to do with a stream that cannot be opened nor restored."""
+        """Return what to do with a stream that can be neither opened nor restored."""
         away = f"stop the node, move {self._disk.where(home)} away, and start it again"
         if self.in_cluster:
             return f"Or {away}: what other nodes have of it is fetched."
         return f"To give up what is in it, {away}: the stream can be made anew then, without its messages."
 
     async def close(self) -> list[str]:
-        """Write what has to be written, and leave the directory; return what is not on disk, and why.
+        """Write everything that is due, and leave the directory; return what is not on disk, and why.
 
-        What the disk refused last, and nobody was promised, is in `refused_at_end`.
+        Writes that the disk refused at the end, and that were never acknowledged, are in `refused_at_end`.
         """
         if self._checking is not None:
             self._checking.cancel()
@@ -409,7 +408,7 @@ class Node:
         if self._expiry is not None:
             self._expiry[1].cancel()
         for stream in self._persistent():
-            await stream.rest()
+            await stream.flush_groups()
         await self.loop.run_in_executor(None, self.committer.close)
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -425,7 +424,7 @@ class Node:
 
     # ------------------------------------------------------------ clocks, room
 
-    def _look_at_noted_time(self) -> None:
+    def _read_noted_time(self) -> None:
         with contextlib.suppress(OSError, ValueError, RailgunError):
             file = self._disk.open(CLOCK)
             try:
@@ -435,16 +434,16 @@ class Node:
         self._started = self.now()
 
     def _note_time(self) -> None:
-        """Note the time of day, for the next start; if that cannot be, there is nothing to compare with then."""
+        """Note the time of day for the next start; without a note, the next start has nothing to compare with."""
         with contextlib.suppress(OSError, RailgunError):
             put(self._disk, f"{CLOCK}.new", [b"%d" % self.now()]).close()
             self._disk.rename(f"{CLOCK}.new", CLOCK)
 
     @property
     def clock_at_start_s(self) -> float:
-        """How far the time of day was ahead of the noted one when the node started; below 0: behind.
+        """Return how far the time of day was ahead of the noted time at the start (seconds); below 0: behind.
 
-        0: there was none, or it was behind and has reached the noted time since.
+        0 if there was no note, or if the time of day was behind and has reached the noted time since.
         """
         if self._noted is None:
             return 0.0
@@ -452,18 +451,18 @@ class Node:
         return 0.0 if off < 0 and self.now() >= self._noted else off / SECOND
 
     def time_ahead(self) -> dict[str, float]:
-        """Return the streams whose last message is stored far ahead of the time of day, and by how much (seconds)."""
+        """Return the streams whose last message is stored far ahead of the time of day, and by how many seconds."""
         ahead = {stream.name: stream.stored_ahead for stream in self._persistent()}
         return {name: round(us / SECOND, 3) for name, us in ahead.items() if us > TIME_AHEAD}
 
     def alarms(self) -> list[dict[str, Any]]:
-        """Return what is wrong: as the cluster says, or with the room and the clock of this node, if it is alone."""
+        """Return the alarms: those of the cluster, or of this node alone, about its disk, its clock and its streams."""
         if self.cluster is not None:
             return list(self.cluster.status()["alarms"])
         full = False
         with contextlib.suppress(OSError):
-            full = self._disk.free() < LEAST_ROOM
-        told = {
+            full = self._disk.free() < MIN_FREE_BYTES
+        status = {
             "name": str(self.data),
             "displaced": self.displaced,
             "not_opened": {name: str(error) for name, error in self.not_opened.items()},
@@ -472,46 +471,46 @@ class Node:
             "clock_at_start": self.clock_at_start_s,
             "time_ahead": self.time_ahead(),
         }
-        return [asdict(alarm) for alarm in of_lone_node(told)]
+        return [asdict(alarm) for alarm in of_lone_node(status)]
 
     @property
     def displaced(self) -> str:
-        """Why the directory at the node's path is not the one in which it works, if so; "": it is."""
+        """Return why the directory at the node's path is not the one in which it works; "" if it is."""
         if self._lock is None or self._lock.held():
             return ""
         return f"{self.data} is not the directory any more in which this node works: {GONE}"
 
     def reasons(self) -> dict[str, str]:
-        """Return why this node is of no use to clients, or some streams are: by code, or by the name of the stream."""
-        found = {"DATA_GONE": self.displaced} if self.displaced else {}
-        found |= {name: str(error) for name, error in sorted(self.not_opened.items())}
+        """Return why this node, or some of its streams, cannot serve clients: by code, or by the name of the stream."""
+        reasons = {"DATA_GONE": self.displaced} if self.displaced else {}
+        reasons |= {name: str(error) for name, error in sorted(self.not_opened.items())}
         for name, stream in sorted(self.streams.items()):
             if isinstance(stream, Persistent) and stream.trouble:
-                found[name] = str(stream.trouble)
-        return found if self.cluster is None else found | self.cluster.reasons()
+                reasons[name] = str(stream.trouble)
+        return reasons if self.cluster is None else reasons | self.cluster.reasons()
 
     def _check_place(self, what: str) -> None:
-        """Raise `StorageError` if the directory is not at its place: `what` cannot be done, and would be lost."""
+        """Raise `StorageError` if the directory is not at its place: then `what` cannot be done, and would be lost."""
         if self.displaced:
             raise StorageError(
                 f"{what}: {self.displaced}. Stop the node, put back what was there, and start it again."
             )
 
     def _removed(self) -> list[str]:
-        """Return the streams whose settings somebody has removed under this node, and the directory, if it is gone."""
-        lost = []
+        """Return what somebody has removed under this node: settings of streams, or the directory."""
+        removed = []
         with contextlib.suppress(OSError):
             if self.displaced:
-                lost.append(self.displaced)
+                removed.append(self.displaced)
             for name in self.streams:
                 home = f"streams/{name}"
                 if SETTINGS_FILE not in self._disk.list(home):
                     where = self._disk.where(f"{home}/{SETTINGS_FILE}")
-                    lost.append(f"stream {name!r}: {where} was removed, so the stream is gone")
-        return lost
+                    removed.append(f"stream {name!r}: {where} was removed, so the stream is gone")
+        return removed
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do this beside all else; the node does not end before it has."""
+        """Run this in the background; `close` waits for it."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned)
@@ -520,10 +519,10 @@ class Node:
     def _spawned(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever wants to hear of it has heard
+            task.exception()  # mark it as seen: callers that await the task get it
 
     def _start(
-        self, name: str, settings: StreamSettings, id: int, made: str, known: bool = False
+        self, name: str, settings: StreamSettings, id: int, identity: str, existed: bool = False
     ) -> Stream:
         stream: Stream
         if settings.kind == "ephemeral":
@@ -531,25 +530,25 @@ class Node:
         else:
             stream = Persistent(
                 *(name, settings, self._disk, f"streams/{name}", self.committer, self.loop),
-                *(self.now, self._graves, self._staging),
+                *(self.now, self._dead_letters_of, self._staging_of),
                 in_cluster=self.in_cluster,
                 paced=self.paced,
-                known=known,
+                existed=existed,
             )
-        stream.id, stream.made = id, made
+        stream.id, stream.made = id, identity
         return stream
 
     def identity_of(self, stream: Stream) -> str:
-        """Return what tells a stream from others of its name, before and after; empty: that is not known.
+        """Return what tells a stream from earlier and later ones of its name; "" if that is not known.
 
-        In a cluster it is made of the entry that made the stream, the same on all nodes.
+        In a cluster, the identity comes from the entry that made the stream, and is the same on all nodes.
         """
         if stream.id and self.cluster is not None:
             return f"{self.cluster.cluster_id[:16]}-{stream.id}"
         return stream.made
 
     def check_identity(self, stream: Persistent, identity: str) -> None:
-        """Raise `StreamReplacedError` if a producer has begun at another stream of that name. Empty: nobody knows."""
+        """Raise `StreamReplacedError` if a producer began with another stream of this name; "" matches any."""
         now = self.identity_of(stream)
         if identity and now and identity != now:
             raise StreamReplacedError(
@@ -560,18 +559,18 @@ class Node:
     def _persistent(self) -> Iterator[Persistent]:
         return (stream for stream in self.streams.values() if isinstance(stream, Persistent))
 
-    async def _graves(self, stream: Persistent) -> Persistent:
-        """Where the dead letters of a stream go."""
-        return await self._beside(stream, DEAD, StreamSettings(id_box=DEAD_BOX))
+    async def _dead_letters_of(self, stream: Persistent) -> Persistent:
+        """Return the stream for the dead letters of a stream."""
+        return await self._companion(stream, DEAD, StreamSettings(id_box=DEAD_LETTER_ID_BOX_S))
 
-    async def _staging(self, stream: Persistent) -> Persistent:
-        """Where it is kept what producers stage for a stream."""
-        return await self._beside(stream, STAGING, StreamSettings())
+    async def _staging_of(self, stream: Persistent) -> Persistent:
+        """Return the stream for the staged messages of a stream's producers."""
+        return await self._companion(stream, STAGING, StreamSettings())
 
-    async def _beside(
+    async def _companion(
         self, stream: Persistent, suffix: str, settings: StreamSettings
     ) -> Persistent:
-        """Return the stream that keeps something for another one, in its region; it is made if need be."""
+        """Return the stream named `stream.name + suffix`; make it, in the same region, if it does not exist."""
         name = stream.name + suffix
         if name not in self.streams and self.cluster is not None:
             await self.cluster.make_beside(stream.name, name, settings)
@@ -579,27 +578,27 @@ class Node:
             async with self._changing:
                 if name not in self.streams:
                     await self._make(name, settings)
-        found = self.streams[name]
-        if not isinstance(found, Persistent):
-            raise NoGraveError(f"{name!r} is not persistent: nothing can be kept in it")
-        return found
+        companion = self.streams[name]
+        if not isinstance(companion, Persistent):
+            raise DeadLetterError(f"{name!r} is not persistent: nothing can be kept in it")
+        return companion
 
-    def _keep(self) -> None:
-        """Take away what is too old, now and then."""
-        self._retention = self.loop.call_later(RETENTION, self._keep)
+    def _schedule_retention(self) -> None:
+        """Apply retention in regular intervals."""
+        self._retention = self.loop.call_later(RETENTION_INTERVAL_S, self._schedule_retention)
         self.spawn(self._retain())
 
-    def _beat(self, ahead: int) -> None:
-        """See whether the clock has jumped; `ahead`: how far it was before the one that never does."""
+    def _check_clock(self, ahead: int) -> None:
+        """Check whether the time of day has jumped; `ahead`: how far it was ahead of a steady clock (µs)."""
         self.paced()
         now_ahead = self.now() - _steady()
-        if abs(now_ahead - ahead) > JUMP:
+        if abs(now_ahead - ahead) > CLOCK_JUMP_US:
             for stream in self._persistent():
-                stream.look()
-        self._beating = self.loop.call_later(BEAT, self._beat, now_ahead)
+                stream.check_groups()
+        self._beating = self.loop.call_later(CHECK_CLOCK_S, self._check_clock, now_ahead)
 
     async def _check_files(self) -> None:
-        """Notice removed files and the end of a full disk, also if nobody publishes; and note what is safe."""
+        """Notice removed files and the end of a full disk even without publishes; regularly note what is safe."""
         noted = self.loop.time()
         while True:
             await asyncio.sleep(CHECK_FILES_S)
@@ -618,23 +617,23 @@ class Node:
             await asyncio.sleep(20 * (self.loop.time() - began))  # with many streams, less often
 
     async def _retain(self) -> None:
-        for stream in [one for one in self._persistent() if one.acting]:
-            with contextlib.suppress(RailgunError):  # it stays, and is tried again
+        for stream in [stream for stream in self._persistent() if stream.acting]:
+            with contextlib.suppress(RailgunError):  # tried again after the next interval
                 if stream.settings.limited:
                     await stream.retain()
-                else:  # its producers may have ends, and what they have staged
+                else:  # producers, and what they have staged, may expire
                     await stream.producing.expire()
 
     # ------------------------------------------------------------ responses
 
     def await_response(self, name: str, session: Any, timeout: int) -> None:
-        """A session awaits a response of this name, for so long (µs); `session.expired` is called if none comes."""
+        """Let a session await a response for `timeout` µs; `session.expired` is called if none comes."""
         now = _steady()
         self.responses.open(name, session, now + timeout)
-        self._look_at(now + timeout, now)
+        self._set_expiry_timer(now + timeout, now)
 
-    def _look_at(self, deadline: int, now: int) -> None:
-        """One timer for all: it looks when the first one's time is over."""
+    def _set_expiry_timer(self, deadline: int, now: int) -> None:
+        """Set the one timer of all awaited responses to this deadline, if that is the earliest."""
         if self._expiry is not None:
             if self._expiry[0] <= deadline:
                 return
@@ -649,12 +648,12 @@ class Node:
             session.expired(name)
         following = self.responses.deadline()
         if following is not None:
-            self._look_at(following, now)
+            self._set_expiry_timer(following, now)
 
     # ------------------------------------------------------------ streams
 
     def get(self, name: str) -> Stream:
-        """A stream by its name."""
+        """Return a stream by its name; raise `NoStreamError`, or why it could not be opened."""
         stream = self.streams.get(name)
         if stream is None:
             self._check_opened(name)
@@ -664,12 +663,12 @@ class Node:
         return stream
 
     def _check_opened(self, name: str) -> None:
-        """Raise why a stream cannot be opened that is there, if it is so."""
+        """Raise the reason if a stream exists and could not be opened."""
         if name in self.not_opened:
             raise self.not_opened[name].with_traceback(None)
 
     def get_persistent(self, name: str) -> Persistent:
-        """A stream by its name, which has to be persistent."""
+        """Return a stream by its name; raise `NotPersistentError` if it is ephemeral."""
         stream = self.get(name)
         if not isinstance(stream, Persistent):
             raise NotPersistentError(f"stream {name!r} is ephemeral: it keeps nothing")
@@ -678,7 +677,7 @@ class Node:
     async def ensure(
         self, name: str, asked: dict[str, Any] | None = None, mode: Mode = "warn"
     ) -> dict[str, Any]:
-        """Make a stream what it is asked to be: what was done, and what differs."""
+        """Make a stream, change its settings, or tell how they differ; return the result, and the differences."""
         check_name(name)
         if self.cluster is not None:
             return await self.cluster.ensure(name, asked or {}, mode)
@@ -716,10 +715,10 @@ class Node:
             raise storage_error(error, f"the stream {name!r} cannot be changed") from error
         stream.settings = settings
         if isinstance(stream, Persistent):
-            stream.changed()
+            stream.settings_changed()
 
     async def make(self, name: str, settings: StreamSettings, id: int) -> Stream:
-        """Make a copy of a stream of the cluster."""
+        """Make the copy of a stream of the cluster."""
         async with self._changing:
             return await self._make(name, settings, id)
 
@@ -736,20 +735,20 @@ class Node:
     async def _make(self, name: str, settings: StreamSettings, id: int = 0) -> Stream:
         self._check_place(f"the stream {name!r} cannot be made")
         try:
-            made = await self.loop.run_in_executor(None, self._make_files, name, settings, id)
+            stream = await self.loop.run_in_executor(None, self._make_files, name, settings, id)
         except OSError as error:
             raise storage_error(error, f"the stream {name!r} cannot be made") from error
-        self.streams[name] = made
-        if self.events is not None and isinstance(made, Ephemeral):
-            self.events.stream_made(made)
-        return made
+        self.streams[name] = stream
+        if self.events is not None and isinstance(stream, Ephemeral):
+            self.events.stream_made(stream)
+        return stream
 
     def _make_files(self, name: str, settings: StreamSettings, id: int) -> Stream:
         home = f"streams/{name}"
         self._check_opened(name)
-        if SETTINGS_FILE in self._disk.list(home):  # as where A and a are the same
+        if SETTINGS_FILE in self._disk.list(home):  # names may differ only in case
             raise FileExistsError(errno.EEXIST, f"{self._disk.where(home)} is another stream's")
-        self._clear(name)  # what a delete could not take away
+        self._clear(name)  # files that an earlier delete could not remove
         stream: Stream | None = None
         try:
             self._disk.make_directory(home)
@@ -765,7 +764,7 @@ class Node:
         return stream
 
     def _clear(self, name: str) -> None:
-        """Take away the directory of a stream that is none (any more): first what makes it one, last that it was."""
+        """Remove the directory of a stream: its settings first, so that it is none, and the record of that last."""
         home = f"streams/{name}"
         if name not in self._disk.directories("streams"):
             return
@@ -780,14 +779,14 @@ class Node:
 
     def _write(self, stream: Stream, settings: StreamSettings) -> None:
         home = f"streams/{stream.name}"
-        told = asdict(settings) | ({_ID: stream.id} if stream.id else {})
-        told |= {_MADE: stream.made} if stream.made else {}
-        put(self._disk, f"{home}/{SETTINGS_FILE}.new", [json.dumps(told).encode()]).close()
+        stored = asdict(settings) | ({_ID: stream.id} if stream.id else {})
+        stored |= {_MADE: stream.made} if stream.made else {}
+        put(self._disk, f"{home}/{SETTINGS_FILE}.new", [json.dumps(stored).encode()]).close()
         self._disk.rename(f"{home}/{SETTINGS_FILE}.new", f"{home}/{SETTINGS_FILE}")
         self._disk.sync_directory(home)
 
     async def delete(self, name: str, dead_letters: bool = False) -> dict[str, Any]:
-        """Take a stream away with all that is in it; what is deleted."""
+        """Delete a stream and all its messages; return the names of the deleted streams."""
         if self.cluster is not None:
             return await self.cluster.delete(name, dead_letters)
         async with self._changing:
@@ -796,8 +795,8 @@ class Node:
             if dead_letters and name + DEAD in self.streams:
                 deleted.append(name + DEAD)
             staged = [name + STAGING] if name + STAGING in self.streams else []
-            for one in [*deleted, *staged]:
-                await self._delete(one)
+            for stream_name in [*deleted, *staged]:
+                await self._delete(stream_name)
         return {"deleted": deleted}
 
     # ------------------------------------------------------------ producers
@@ -811,9 +810,9 @@ class Node:
         lifetime: float = 0.0,
         session: str | None = None,
     ) -> dict[str, Any]:
-        """Begin an epoch of a producer of a stream, by its number or for a session: its number, and what is staged.
+        """Begin an epoch of a producer, by its number or for a session; return the number, and what is staged.
 
-        Raises `BadRequestError` if it has neither or both, or a session `keep`.
+        Raise `BadRequestError` if both or neither are given, or if a session comes with `keep`.
         """
         if (epoch is None) == (session is None) or (session is not None and keep is not None):
             raise BadRequestError(
@@ -821,8 +820,8 @@ class Node:
                 "give one of epoch and session, and keep with an epoch only"
             )
         stream = self.get_persistent(name)
-        found = await stream.producing.begin(producer, epoch, keep, int(lifetime * SECOND), session)
-        return found | {"identity": self.identity_of(stream)}
+        begun = await stream.producing.begin(producer, epoch, keep, int(lifetime * SECOND), session)
+        return begun | {"identity": self.identity_of(stream)}
 
     def _producing(self, name: str, identity: str) -> Producing:
         """Return the producers of a stream; raise `StreamReplacedError` if the stream has another identity."""
@@ -833,7 +832,7 @@ class Node:
     async def open_sequence(
         self, name: str, producer: str, epoch: int, label: int | None = None, identity: str = ""
     ) -> dict[str, Any]:
-        """Give a producer a sequence to stage messages for."""
+        """Return a new sequence for which the producer can stage messages."""
         producing = self._producing(name, identity)
         return {"sequence": await producing.open(producer, epoch, label)}
 
@@ -848,9 +847,9 @@ class Node:
         label_since: int | None = None,
         identity: str = "",
     ) -> dict[str, Any]:
-        """Let what a producer has staged be part of a stream, once: how many messages that were now.
+        """Add staged messages of a producer to the stream, once; return how many, and the offset of the first.
 
-        Raises `BadRequestError` if `order` has other sequences than `counts`, or `label_since` is above `label`.
+        Raise `BadRequestError` if `order` has other sequences than `counts`, or if `label_since` is above `label`.
         """
         producing = self._producing(name, identity)
         by_sequence = {int(sequence): count for sequence, count in counts.items()}
@@ -873,16 +872,16 @@ class Node:
     async def drop_sequences(
         self, name: str, producer: str, epoch: int, sequences: list[int], identity: str = ""
     ) -> dict[str, Any]:
-        """Drop what a producer has staged for some sequences."""
+        """Drop what a producer has staged for these sequences."""
         await self._producing(name, identity).drop(producer, epoch, sequences)
         return {}
 
     async def forget_producer(self, name: str, producer: str) -> dict[str, Any]:
-        """Forget a producer, with what it has staged."""
+        """Forget a producer, and drop what it has staged; return whether it existed."""
         return {"forgotten": await self.get_persistent(name).producing.forget(producer)}
 
     async def producers(self, name: str) -> list[dict[str, Any]]:
-        """Tell of the producers of a stream."""
+        """Describe the producers of a stream."""
         return await self.get_persistent(name).producing.describe()
 
     async def _delete(self, name: str) -> None:
@@ -898,7 +897,7 @@ class Node:
             raise storage_error(error, f"{what}, and is as it was") from error
         del self.streams[name]
         gone = NoStreamError(f"the stream {name!r} was deleted")
-        try:  # not until it is for good: else the stream could come back without its messages
+        try:  # messages go only once the deletion is durable: else the stream could come back empty
             await run(None, self._disk.sync_directory, home)
         except OSError as error:
             raise storage_error(error, f"{what} for good, and may come back") from error
@@ -918,7 +917,7 @@ class Node:
             ) from error
 
     async def purge(self, name: str, before: int | None = None) -> dict[str, Any]:
-        """Take messages out of a stream: all, or those before an offset."""
+        """Remove all messages of a stream, or those before an offset; return the new first offset, and how many."""
         stream = self.get_persistent(name)
         was, end = stream.log.first, stream.end
         if before is not None and before > end:
@@ -929,18 +928,18 @@ class Node:
     async def redrive(
         self, name: str, offsets: list[int] | None = None, most: int | None = None
     ) -> dict[str, Any]:
-        """Deliver the dead letters of a stream again, to the groups that gave them up; return what became of them."""
+        """Deliver dead letters of a stream again, to the groups that gave them up; return what became of them."""
         stream = self.get_persistent(name)
-        graves = self.get_persistent(name + DEAD) if name + DEAD in self.streams else None
-        return asdict(await redrive(graves, stream, offsets, most))
+        dead_letters = self.get_persistent(name + DEAD) if name + DEAD in self.streams else None
+        return asdict(await redrive(dead_letters, stream, offsets, most))
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What there is to know of a stream."""
+        """Return a description of a stream: settings, offsets, size, groups."""
         stream = self.get(name)
-        told: dict[str, Any] = {"name": name, "settings": asdict(stream.settings)}
+        description: dict[str, Any] = {"name": name, "settings": asdict(stream.settings)}
         if isinstance(stream, Persistent):
             log = stream.log
-            told |= {
+            description |= {
                 "identity": self.identity_of(stream),
                 "first": log.first,
                 "end": stream.end,
@@ -952,15 +951,17 @@ class Node:
                 "readers": sum(group.startswith("#") for group in stream.groups),
             }
         else:
-            told["consumers"] = len(stream.exchange)
-        return told if self.cluster is None else told | {"region": self.cluster.region_of(name)}
+            description["consumers"] = len(stream.exchange)
+        if self.cluster is not None:
+            description["region"] = self.cluster.region_of(name)
+        return description
 
-    def every(self) -> list[dict[str, Any]]:
-        """All streams, briefly."""
+    def describe_all(self) -> list[dict[str, Any]]:
+        """Return descriptions of all streams, sorted by name."""
         return [self.describe(name) for name in sorted(self.streams)]
 
     def groups(self, name: str) -> list[dict[str, Any]]:
-        """The groups of a stream."""
+        """Return descriptions of the groups of a stream."""
         stream = self.get(name)
         if not isinstance(stream, Persistent):
             return []
@@ -974,14 +975,14 @@ class Node:
         return stream, driver
 
     async def reset_group(self, name: str, group: str, to: str | int) -> dict[str, Any]:
-        """Let a group begin anew: at the `start`, the `end` or an offset. Only if no member is live."""
+        """Move a group to the `start`, the `end` or an offset; raise `GroupBusyError` if a member is live."""
         stream, _ = self._driver(name, group)
         places: dict[str | int, int | None] = {"start": stream.log.first, "end": None}
         place = places[to] if isinstance(to, str) else to
         return {"position": await stream.reset(group, place)}
 
     async def delete_group(self, name: str, group: str) -> dict[str, Any]:
-        """Forget a group and its position. Only if no member is live."""
+        """Delete a group and its position; raise `GroupBusyError` if a member is live."""
         stream, _ = self._driver(name, group)
         await stream.remove(group)
         return {"deleted": group}
@@ -993,22 +994,22 @@ class Node:
         return {"floor": driver.group.floor, "ranges": [(first, end) for first, end, _ in settled]}
 
     def group(self, name: str, group: str) -> dict[str, Any]:
-        """What a group is doing, and why it gets nothing if so."""
+        """Describe a group: its state, its lag, and why it gets no messages."""
         _, driver = self._driver(name, group)
-        told = asdict(driver.explain())
-        told |= {"name": group, "exclusive": driver.group.config.exclusive}
-        told["redelivered"] = driver.redelivered
-        told["lag"] = told["end"] - told["floor"]
-        return told
+        description = asdict(driver.explain())
+        description |= {"name": group, "exclusive": driver.group.config.exclusive}
+        description["redelivered"] = driver.redelivered
+        description["lag"] = description["end"] - description["floor"]
+        return description
 
 
 def _steady() -> int:
-    """In µs; it never jumps, and means nothing by itself."""
+    """Return the time (µs) of a clock that never jumps, for timers: only differences mean something."""
     return time.monotonic_ns() // 1000
 
 
 def refuse_hidden(name: str) -> None:
-    """Raise `NoStreamError` for the name of a stream that is for producers only."""
+    """Raise `NoStreamError` for the name of a stream that is hidden from users, as it is for staged messages."""
     if name.endswith(STAGING):
         raise NoStreamError(
             f"{name[:200]!r} is no stream for others: names that end with {STAGING!r} are for what producers stage"

@@ -1,19 +1,20 @@
-"""A persistent stream at work: its log, the IDs it remembers, its groups.
+"""A persistent stream on one node: its log, the IDs it remembers, and its groups.
 
 Rules:
 
-1. A publish is answered when it is on disk. Publishes are stored in the order in which they came, but for those that
-   wait for a twin: a message with the ID of one that is being written waits for what becomes of it. Whatever its
-   publisher sends after it waits too; others do not.
-2. A message whose ID is in the box is not stored again; the publisher is told the offset of the one that was. The
-   others of the same publish are stored, unless they are published *together*: then one ID stands for all of them.
-3. Groups see what is on disk, and nothing else.
-4. In a cluster, "on disk" is on the disks of a majority (`copies`): what is not safe there is not seen, and the groups
-   are with the master. A copy that is not the master's serves readers without a group.
-5. What takes messages or groups away stands in the line of the log's one writer. A stream that is deleted answers what
-   is under way, tells its consumers, and takes nothing more.
-6. A stream of no cluster notes how many messages are on disk, now and then and at its end. If fewer are there when it
-   is opened than that note says, or than its groups have positions for, that is damage: nobody gets their offsets.
+1. A publish is acknowledged when it is on disk. Publishes are stored in the order in which they came, except those that
+   wait for a twin: a message with the same ID as one that is being written waits for the result of that write. Later
+   messages of the same publisher wait behind it; those of others do not.
+2. A message whose ID is in the deduplication window is not stored again; the publisher gets the offset of the stored
+   one. The other messages of the publish are stored, unless it was published *together*: then one ID stands for all.
+3. Groups see messages that are on disk, and no others.
+4. In a cluster, "on disk" means on the disks of a majority (`copies`): messages that are not safe there are not
+   visible, and the master serves the groups. Other copies serve readers without a group.
+5. Work that removes messages or groups takes its turn with the one writer of the log. A stream that is being deleted
+   answers the publishes under way, tells its consumers, and takes no more requests.
+6. A stream outside of a cluster notes how many messages are on disk, regularly and when it is closed. If it has fewer
+   when it is opened than the note says, or than its groups have positions for, that is damage: their offsets are not
+   used again.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ from railgun.errors import RailgunError
 from railgun.transport.records import HAS_IDS, Bytes, Records, build, cut, head
 
 TIME_AHEAD: Final = 60 * SECOND
-"""A stored time that is further ahead of the time of day than this is worth telling."""
-MOST_EPOCHS: Final = 64
-"""As many epochs are looked back for IDs."""
+"""A stored time that is further ahead of the time of day than this (µs) is reported."""
+MAX_EPOCHS_READ: Final = 64
+"""IDs are looked for in at most this many epochs at the end of the log."""
 T = TypeVar("T")
 
 
@@ -66,20 +67,20 @@ class ConsumerTakenError(RailgunError):
     code: ClassVar[str] = "CONSUMER_TAKEN"
 
 
-class NoGraveError(RailgunError):
-    """A dead letter cannot be written now: its message stays, and it is tried again."""
+class DeadLetterError(RailgunError):
+    """A dead letter cannot be written now: its message stays with the group, and is tried again."""
 
     code: ClassVar[str] = "NO_GRAVE"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What became of a publish."""
+    """The result of a publish."""
 
     base: int
     count: int
     refused: tuple[tuple[int, str, int], ...] = ()
-    """Index, code, offset of the message that has the ID."""
+    """Messages that were not stored: index in the publish, code, and offset of the message that has the ID."""
 
 
 Answer = Callable[[Stored | RailgunError], None]
@@ -92,12 +93,12 @@ class _Publish:
     ticket: int
     answer: Answer
     together: bool
-    who: object
+    sender: object
     acks: Acks
 
 
 class Persistent:
-    """One persistent stream."""
+    """A persistent stream on one node."""
 
     def __init__(
         self,
@@ -108,120 +109,125 @@ class Persistent:
         committer: Committer,
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], int],
-        graves: Callable[[Persistent], Awaitable[Persistent]],
-        staging: Callable[[Persistent], Awaitable[Persistent]] | None = None,
+        dead_letters_of: Callable[[Persistent], Awaitable[Persistent]],
+        staging_of: Callable[[Persistent], Awaitable[Persistent]] | None = None,
         log_config: LogConfig | None = None,
         in_cluster: bool = False,
         paced: Callable[[], int] | None = None,
-        known: bool = False,
+        existed: bool = False,
     ) -> None:
-        """Open the files of a stream. `known`: they were there before, and it is of no cluster (rule 6)."""
+        """Open the files of a stream. `existed`: they existed before, and belong to no cluster (rule 6)."""
         self.name = name
         self.settings = settings
         self.loop = loop
         self.now = now
-        """The time of day (µs)."""
+        """Return the time of day (µs)."""
         self._paced = paced or now  # the time of day, held to a steady clock
         self._time = StreamTime()
         self.id = 0
-        """Of the stream in its cluster: the entry that made it. 0: there is no cluster."""
+        """In a cluster, the number of the entry that made the stream; 0 outside of a cluster."""
         self.made = ""
-        """What tells it from others of its name, if there is no cluster; empty: it is older than that."""
+        """The identity that tells the stream from others of its name, outside of a cluster.
+
+        "" for an old stream without one.
+        """
         self.copies: Copies | None = None
         self._in_cluster = in_cluster
         self._committer = committer
-        self._graves = graves  # where its dead letters go
-        self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config, known)
+        self._dead_letters_of = dead_letters_of
+        self.log, self.recovery = StreamLog.open(disk, f"{directory}/log", log_config, existed)
         self.log.limit_bytes(settings.max_bytes)
-        self.told: list[str] = []
-        """What there is to say of its files, as they were found."""
+        self.findings: list[str] = []
+        """Messages for the log about the files, as they were found."""
         self.groups_damaged = False
         self.refused_at_end: list[str] = []
-        """What its files refused when it was closed, and why: nothing of it was acknowledged."""
-        if self.found.cut_bytes or self.found.damage:
-            self.told.append(str(self.found))
+        """Writes that the disk refused when the stream was closed, and why: none of them was acknowledged."""
+        if self.recovery.cut_bytes or self.recovery.damage:
+            self.findings.append(str(self.recovery))
         if (ahead := self.stored_ahead) > TIME_AHEAD:
-            self.told.append(
+            self.findings.append(
                 f"its last message is stored {ahead / SECOND:,.0f} s ahead of this machine's clock: if the clock is "
                 "right, stop the node, and mend the stored times (railgun stream retime)"
             )
-        self._epoch = self.log.last_epoch + 1  # of this life; in a cluster, epochs are agreed on
+        self._epoch = self.log.last_epoch + 1  # since this start; a cluster agrees on epochs
         self.group_log, self._saved = self._open_groups(disk, f"{directory}/groups")
         self.groups: dict[str, GroupDriver] = {}
         self.counts = Counts()
-        self._gone: RailgunError | None = None  # why it takes nothing more
-        self._burials: set[asyncio.Task[None]] = set()
+        self._gone: RailgunError | None = None  # why the stream takes no more requests
+        self._dead_letter_tasks: set[asyncio.Task[None]] = set()
         self._box: IdBox | None = None
-        self._early: list[_Publish] | None = None  # what came while the IDs are read
+        self._early: list[_Publish] | None = None  # publishes that came while the IDs are read
         self._loading: asyncio.Task[None] | None = None
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _Publish] = {}
-        self._behind: dict[object, deque[_Publish]] = {}  # a publish that waits, by who has sent it
-        self._told = False
+        self._behind: dict[object, deque[_Publish]] = {}  # behind a waiting publish, by sender
+        self._notify_due = False
         self._anonymous = itertools.count(1)
-        self.producing = Producing(self, staging or graves)
+        self.producing = Producing(self, staging_of or dead_letters_of)
         self.producing.take_notes(self._saved)
         self.note = self._saved.pop("", CopyNote())
-        """What a copy in a cluster must not forget; it is in the group log, too."""
-        if known:
-            self._look_for_missing(disk.where(f"{directory}/groups/groups"))
+        """The record that a copy in a cluster must not forget; the group log has it, too."""
+        if existed:
+            self._check_for_missing(disk.where(f"{directory}/groups/groups"))
         for group in [] if in_cluster else list(self._saved):
             self._driver(group, False, 0, 0)
 
-    def _look_for_missing(self, where: str) -> None:
-        """See whether all messages are there that the group log (`where`) knows of."""
+    def _check_for_missing(self, where: str) -> None:
+        """Note damage if messages are missing that the group log (at `where`) knows of."""
         positions = (max(saved.floor, saved.highest + 1) for saved in self._saved.values())
-        missing = self.log.miss(
+        missing = self.log.note_missing(
             max([int(self.note.safe), *positions]),
             f"its group log ({where})",
             "To go on without what is missing, stop the node and remove the group log: its groups begin anew then, "
             "and other messages get these offsets.",
         )
         if missing is not None:
-            self.told.append(str(missing))
+            self.findings.append(str(missing))
 
     def _open_groups(self, disk: Disk, directory: str) -> tuple[GroupLog[Kept], dict[str, Any]]:
         try:
             return GroupLog.open(disk, directory, fold)
         except DamagedGroupLogError as damage:
-            self.told.append(f"{damage} The groups go on from there, and get messages again.")
+            self.findings.append(f"{damage} The groups go on from there, and get messages again.")
             self.groups_damaged = True
             return GroupLog.anew(disk, directory, fold, damage.states)
 
     @property
     def end(self) -> int:
-        """The offset after the last message that may be seen."""
+        """Return the offset after the last message that readers may see."""
         if self.copies is not None:
             return self.copies.safe
-        if (
-            self._in_cluster
-        ):  # until the node knows which stream of the cluster it is: what was safe at the last note
+        # Until the node knows which stream of the cluster this is, the note says what is safe.
+        if self._in_cluster:
             return max(self.log.first, min(int(self.note.safe), self.log.whole_end))
         return self.log.whole_end
 
     @property
     def damage(self) -> DamagedLogError | None:
-        """Why nothing from an offset on can be read, for good; None in a cluster, where another copy mends this one."""
-        found = self.log.damage
-        if found is None or self._in_cluster or self.copies is not None:
+        """Return the damage that makes messages unreadable, or None.
+
+        Always None in a cluster, where other copies repair it.
+        """
+        damage = self.log.damage
+        if damage is None or self._in_cluster or self.copies is not None:
             return None
-        told = f"stream {self.name!r} cannot be read from offset {found.offset} on, and takes no messages"
-        return DamagedLogError(f"{told}: {found}", found.offset)
+        text = f"stream {self.name!r} cannot be read from offset {damage.offset} on, and takes no messages"
+        return DamagedLogError(f"{text}: {damage}", damage.offset)
 
     @property
     def stored_ahead(self) -> int:
-        """How far the stored time of the last message is ahead of the time of day (µs); 0 if it is not."""
+        """Return how far the stored time of the last message is ahead of the time of day (µs); 0 if it is not."""
         if self.log.end == self.log.first:
             return 0
         return max(0, self.log.last_time - self.now())
 
     def stored_now(self) -> int:
-        """Return the time to store with the next message (µs)."""
+        """Return the time (µs) to store with the next message."""
         return self._time.at(self._paced(), self.log.last_time, steady_us())
 
     @property
     def acting(self) -> bool:
-        """Whether groups may be served here, and now."""
+        """Return whether this node may serve the groups now."""
         return not self._in_cluster if self.copies is None else self.copies.acting
 
     # ------------------------------------------------------------ publishing
@@ -232,43 +238,44 @@ class Persistent:
         answer: Answer,
         *,
         together: bool = False,
-        who: object = None,
+        sender: object = None,
         acks: Acks = Acks.QUORUM,
     ) -> None:
-        """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it.
+        """Store batches that were checked before; `answer` is called when they are as safe as `acks` says.
 
-        `acks`: when that is; of one node alone it is always when it has them on disk.
+        `sender`: publishes of one sender stay in order (rule 1). Outside of a cluster, a message is safe when it is on
+        the disk of the node, whatever `acks` is.
         """
-        if not self.acting:  # its IDs may not be the right ones yet
+        if not self.acting:  # the IDs on this node may be out of date
             self.loop.call_soon(answer, self._no_master())
             return
         ids: list[bytes | None] = []
         if any(head(batch).flags & HAS_IDS for batch in batches):
-            ids = [found for batch in batches for found in Records(batch).ids()]
+            ids = [id for batch in batches for id in Records(batch).ids()]
         elif not self._behind and self._early is None:
             self._commit(batches, acks, partial(self._stored, batches, answer, ()))
             return
         ticket = next(self._tickets)
-        who = ticket if who is None else who
-        publish = _Publish(batches, ids, ticket, answer, together, who, acks)
+        sender = ticket if sender is None else sender
+        publish = _Publish(batches, ids, ticket, answer, together, sender, acks)
         if self._box is None and self._early is None:
             self._early = []
             self._loading = self.loop.create_task(self._load_ids(self._early))
         if self._early is not None:
             self._early.append(publish)
         else:
-            self._line_up(publish)
+            self._enqueue(publish)
 
-    def _line_up(self, publish: _Publish) -> None:
-        if publish.who in self._behind:
-            self._behind[publish.who].append(publish)
+    def _enqueue(self, publish: _Publish) -> None:
+        if publish.sender in self._behind:
+            self._behind[publish.sender].append(publish)
         else:
             self._try(publish)
 
     def _commit(
         self, batches: list[bytearray], acks: Acks, done: Done, safe: Done | None = None
     ) -> None:
-        """Store these. `done` is called when they are as safe as `acks` says, `safe` in the order of the log."""
+        """Store batches. `done` is called when they are as safe as `acks` says, `safe` in the order of the log."""
         try:
             if self._gone is not None:
                 raise self._gone
@@ -296,12 +303,12 @@ class Persistent:
         base, end = head(batches[0]).base, head(batches[-1]).end
         self.counts.messages += end - base
         self.counts.bytes += sum(map(len, batches))
-        self._tell(answer, Stored(base, end - base, refused))
+        self._answer_when_safe(answer, Stored(base, end - base, refused))
         if self.copies is None:
-            self.more()
+            self.notify_groups()
 
     def when_all_safe(self, done: Done) -> None:
-        """Call this when all that was published up to now is safe."""
+        """Call `done` when all messages published up to now are safe."""
 
         def on_disk(error: RailgunError | None) -> None:
             if error is not None or self.copies is None:
@@ -312,9 +319,9 @@ class Persistent:
         self._committer.perform(self.log, lambda: None, on_disk)
 
     async def write_unit(self, write: Callable[[Stamp], tuple[int, int]]) -> tuple[int, int]:
-        """Let a function append a unit to the log, in the turn of its one writer; where it begins and ends.
+        """Run a function that appends a unit to the log, in the turn of its writer; return its begin and its end.
 
-        It is on disk then, and in a cluster not safe yet.
+        The unit is on disk then, but in a cluster not safe yet.
         """
         self.check_master()
         if self._gone is not None:
@@ -324,56 +331,59 @@ class Persistent:
         else:
             stamp = Stamp(self._epoch, self.stored_now())
             base, end = await self.perform(self.log, lambda: write(stamp))
-            self.more()
+            self.notify_groups()
         self.counts.messages += end - base
         return base, end
 
-    def _tell(self, answer: Answer, stored: Stored) -> None:
-        """Answer a publish; if it repeats a message that is not safe yet, when that is."""
+    def _answer_when_safe(self, answer: Answer, stored: Stored) -> None:
+        """Answer a publish; if it repeats a message that is not safe yet, wait until that is."""
         twins = [offset for _, code, offset in stored.refused if code != PoolFull.code]
         if self.copies is None or not twins or max(twins) < self.copies.safe:
             answer(stored)
             return
         self.copies.when_safe(max(twins) + 1, lambda error: answer(error or stored))
 
-    def more(self) -> None:
-        """There is more to be seen: tell the groups, soon."""
-        if not self._told:
-            self._told = True
+    def notify_groups(self) -> None:
+        """Tell the groups, in this turn of the event loop, that there may be new messages."""
+        if not self._notify_due:
+            self._notify_due = True
             self.loop.call_soon(self._appended)
 
     def _appended(self) -> None:
-        self._told = False
+        self._notify_due = False
         end = self.end
         for driver in list(self.groups.values()):
-            if end >= driver.group.end:  # a copy that was damaged may end earlier for a while
+            if end >= driver.group.end:  # a copy that is being repaired may end earlier for a while
                 driver.appended(end)
 
     # ------------------------------------------------------------ IDs
 
     async def _load_ids(self, early: list[_Publish]) -> None:
-        """When one is needed for the first time, they are read from the end of the log; other streams go on."""
-        wrong: RailgunError | None = None
+        """Read the IDs from the end of the log, when the first message with an ID comes.
+
+        Other streams go on meanwhile.
+        """
+        failure: RailgunError | None = None
         box: IdBox | None = None
         try:
             try:
                 box = await self.loop.run_in_executor(None, self._read_ids)
-            except TrimmedError:  # retention came between, and does not come again at once
+            except TrimmedError:  # retention ran meanwhile, and will not run again at once
                 box = await self.loop.run_in_executor(None, self._read_ids)
         except RailgunError as error:
-            wrong = error
-        if self._early is not early:  # another node has them now, and those who waited were told
+            failure = error
+        if self._early is not early:  # another node is master now, and the publishers were told
             return
         self._box, self._early = box, None
-        self.changed()  # the settings may have, while the IDs were read
+        self.settings_changed()  # settings may have changed while the IDs were read
         for publish in early:
-            if wrong is not None:
-                publish.answer(wrong)
+            if failure is not None:
+                publish.answer(failure)
             else:
-                self._line_up(publish)
+                self._enqueue(publish)
 
-    def changed(self) -> None:
-        """The settings have changed: segments and the IDs that are remembered go by them from now on."""
+    def settings_changed(self) -> None:
+        """Apply changed settings to the log and to the remembered IDs."""
         self.log.limit_bytes(self.settings.max_bytes)
         if self._box is not None:
             self._box.resize(int(self.settings.id_box * SECOND), self.settings.max_ids)
@@ -384,35 +394,35 @@ class Persistent:
         return self._box
 
     def _read_ids(self) -> IdBox:
-        """Read the IDs that may be inside their box from the end of the log, epoch by epoch (`Lookback`).
+        """Read the IDs that may be in the deduplication window from the end of the log, epoch by epoch (`Lookback`).
 
-        What only an older epoch tells must leave half of the pool free: else a restart would fill it.
+        IDs that only an older epoch has must leave half of the pool free: otherwise a restart could fill the pool.
         """
-        made, log = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids), self.log
-        look, now = Lookback(made.box), steady_us()
-        found: list[list[tuple[list[bytes | None], int, int]]] = []
+        box, log = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids), self.log
+        look, now = Lookback(box.box), steady_us()
+        epochs: list[list[tuple[list[bytes | None], int, int]]] = []
         count, runs = 0, log.runs
-        for at in range(len(runs) - 1, max(-1, len(runs) - 1 - MOST_EPOCHS), -1):
+        for at in range(len(runs) - 1, max(-1, len(runs) - 1 - MAX_EPOCHS_READ), -1):
             begin, end = runs[at - 1][1] if at else log.first, min(runs[at][1], log.durable_end)
             if begin >= end:
-                continue  # it is being written
+                continue  # not on disk yet
             first, last = (head(log.read(n, 1)[0]).time for n in (begin, end - 1))
-            epoch: list[tuple[list[bytes | None], int, int]] = []
+            epoch_ids: list[tuple[list[bytes | None], int, int]] = []
             for batch in log.batches_since(look.oldest(last), begin, end):
                 if head(batch).flags & HAS_IDS:
                     records = Records(batch)
                     ids = records.ids()
                     count += len(ids) - ids.count(None)
-                    epoch.append((ids, records.base, look.time_of(records.time, last, now)))
-            if found and count > made.most // 2:
+                    epoch_ids.append((ids, records.base, look.time_of(records.time, last, now)))
+            if epochs and count > box.most // 2:
                 break
-            found.append(epoch)
+            epochs.append(epoch_ids)
             if not look.passed(first, last):
                 break
-        for epoch in reversed(found):
-            for ids, base, time in epoch:
-                made.restore(ids, base, time)
-        return made
+        for epoch_ids in reversed(epochs):
+            for ids, base, time in epoch_ids:
+                box.restore(ids, base, time)
+        return box
 
     def _try(self, publish: _Publish) -> None:
         box, ids = self._ids, publish.ids
@@ -420,15 +430,15 @@ class Persistent:
         if any(isinstance(verdict, Twin) for verdict in verdicts):
             box.begin(ids, publish.ticket)
             self._waiting[publish.ticket] = publish
-            self._behind.setdefault(publish.who, deque())
+            self._behind.setdefault(publish.sender, deque())
             return
         fresh = [n for n, verdict in enumerate(verdicts) if isinstance(verdict, Fresh)]
         if len(fresh) == len(ids):
             batches = publish.batches
         elif fresh and not publish.together:
-            batches = [_chosen(publish.batches, fresh)]
+            batches = [_select(publish.batches, fresh)]
         else:
-            self._tell(publish.answer, Stored(0, 0, self._refused(verdicts, {})))
+            self._answer_when_safe(publish.answer, Stored(0, 0, self._refused(verdicts, {})))
             return
         box.begin([ids[n] for n in fresh], publish.ticket)
         answered = partial(self._answered, publish, batches, fresh, verdicts)
@@ -452,8 +462,8 @@ class Persistent:
     def _accepted(
         self, publish: _Publish, batches: list[bytearray], error: RailgunError | None
     ) -> None:
-        """The IDs of a publish are taken, or are not; in the order of the log."""
-        if self._box is None:  # another node has them now
+        """Note the result of a publish for its IDs, in the order of the log, and try waiting twins again."""
+        if self._box is None:  # another node is master now
             return
         if error is not None:
             again = self._box.failed(publish.ticket)
@@ -465,7 +475,7 @@ class Persistent:
                 self._try_again(self._waiting.pop(ticket))
 
     def refuse_waiting(self, error: RailgunError) -> None:
-        """Answer publishes that wait for a twin, and those behind them, with this error: nothing of them is stored."""
+        """Answer publishes that wait for a twin, and those behind them, with this error: none of them is stored."""
         for ticket in self._waiting:
             self._ids.withdraw(ticket)
         waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
@@ -474,34 +484,34 @@ class Persistent:
             publish.answer(error)
 
     def _try_again(self, publish: _Publish) -> None:
-        """A publish has waited; if it need not any more, those behind it have their turn."""
-        line = self._behind.pop(publish.who)
+        """Try a publish that has waited; unless it has to wait again, let those behind it have their turn."""
+        line = self._behind.pop(publish.sender)
         line.appendleft(publish)
         while line and publish.ticket not in self._waiting:
             publish = line.popleft()
             self._try(publish)
         if line:
-            self._behind[publish.who] = line
+            self._behind[publish.sender] = line
 
     def _refused(
         self, verdicts: Sequence[Any], offsets: dict[int, int]
     ) -> tuple[tuple[int, str, int], ...]:
-        known = "OK" if self.settings.duplicates == "ok" else "DUPLICATE_ID"
-        told = []
+        duplicate = "OK" if self.settings.duplicates == "ok" else "DUPLICATE_ID"
+        refused: list[tuple[int, str, int]] = []
         for index, verdict in enumerate(verdicts):
             match verdict:
                 case Duplicate(offset):
-                    told.append((index, known, offset))
-                case Repeat(other):
-                    first = offsets.get(other)
-                    if first is None:  # the one it repeats was refused itself
-                        first = next((o for n, _, o in told if n == other), 0)
-                    told.append((index, known, first))
+                    refused.append((index, duplicate, offset))
+                case Repeat(original):
+                    first = offsets.get(original)
+                    if first is None:  # the message it repeats was refused itself
+                        first = next((o for n, _, o in refused if n == original), 0)
+                    refused.append((index, duplicate, first))
                 case PoolFull():
-                    told.append((index, verdict.code, 0))
-        for _, code, _ in told:
+                    refused.append((index, verdict.code, 0))
+        for _, code, _ in refused:
             self.counts.refused[code] += 1
-        return tuple(told)
+        return tuple(refused)
 
     # ------------------------------------------------------------ consuming
 
@@ -518,10 +528,11 @@ class Persistent:
         token: str = "",
         again: bool = False,
     ) -> tuple[GroupDriver, Joined]:
-        """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end).
+        """Add a consumer, to a group or (`group` is "") to none. `start`: where a new group begins (None: at the end).
 
-        A tracked consumer (the group `@ID`) takes over from the subscription that has its ID, which is told so
-        (`ConsumerTakenError`). `again`: it comes back after a reconnect, and takes over from its own `token` only.
+        A tracked consumer (the group `@ID`) takes over from the subscription that has its ID, which gets
+        `ConsumerTakenError`. `again`: the consumer comes back after a reconnect, and takes over only from a
+        subscription with its own `token`.
         """
         if group:
             self.check_master()
@@ -531,15 +542,15 @@ class Persistent:
         first, end = self.log.first, self.end
         begin = end if start is None else max(first, start)
         driver = self.groups.get(group) if group else None
-        known = driver is not None
+        existed = driver is not None
         if driver is None:
             name = group or f"#{next(self._anonymous)}"
             driver = self._driver(name, exclusive, ack_wait, begin if seek is None else first)
         elif driver.group.kind not in (None, exclusive):
-            kind, other = ("exclusive", "shared") if driver.group.kind else ("shared", "exclusive")
+            kind, wanted = ("exclusive", "shared") if driver.group.kind else ("shared", "exclusive")
             raise GroupKindError(
                 f"the group {group!r} of {self.name!r} is {kind}, and stays so while it exists: subscribe to it as "
-                f"{kind}, choose another name, or delete the group and its position to have it {other}"
+                f"{kind}, choose another name, or delete the group and its position to have it {wanted}"
             )
         elif group.startswith(TRACKED) and (seek is None or first <= seek <= end):
             self._take_over(driver, token, again)
@@ -549,33 +560,33 @@ class Persistent:
         try:
             joined = driver.join(consumer, credit, seek)
         except RailgunError:
-            if not known:
-                driver.tracked = False  # it never was
+            if not existed:
+                driver.tracked = False  # the log does not know the group
                 self.forget(driver)
             raise
-        if known and seek is None:
+        if existed and seek is None:
             joined = replace(joined, why="tracked")
         return driver, joined
 
     def _take_over(self, driver: GroupDriver, token: str, again: bool) -> None:
-        """End the subscription that a tracked consumer has, or refuse the new one."""
+        """End the subscription that has the ID of a tracked consumer, or refuse the new one."""
         what = f"the consumer {driver.name.removeprefix(TRACKED)!r} of {self.name!r}"
         if driver.consumers and again and token != driver.token:
             raise ConsumerTakenError(f"{what} was taken over by another subscription with this ID")
         for old in list(driver.consumers.values()):
-            if again:  # it lives, and only its connection was lost
+            if again:  # the consumer lives, and only its connection was lost
                 driver.send_away(old.name)
             else:
                 driver.leave(old.name, graceful=False)
             old.lost(ConsumerTakenError(f"another subscription has taken over {what}"))
 
     def leave(self, driver: GroupDriver, member: str, graceful: bool) -> None:
-        """A consumer goes; a group that is not tracked goes with it."""
+        """Remove a consumer that leaves; a group that is not tracked goes with its last consumer."""
         driver.leave(member, graceful)
         self._forget_untracked(driver)
 
     def send_away(self, driver: GroupDriver, member: str) -> None:
-        """Let a consumer go that did nothing wrong; a group that is not tracked goes with it."""
+        """Remove a consumer without fault of its own; a group that is not tracked goes with its last consumer."""
         driver.send_away(member)
         self._forget_untracked(driver)
 
@@ -590,7 +601,7 @@ class Persistent:
         return driver
 
     def forget(self, driver: GroupDriver) -> None:
-        """A group is no more."""
+        """Stop and remove a group; its positions stay in the log."""
         driver.end()
         self.groups.pop(driver.name, None)
 
@@ -599,7 +610,7 @@ class Persistent:
         changes: Sequence[tuple[str, bytes | None]],
         done: Callable[[RailgunError | None], None],
     ) -> None:
-        """Write changes of groups (None: it is no more) to their log."""
+        """Write changes of groups to their log; a change of None is the end of its group."""
         try:
             if self.copies is None:
                 self._committer.submit(self.group_log, changes, done)
@@ -611,7 +622,7 @@ class Persistent:
     def redriver(self, name: str) -> GroupDriver:
         """Return the driver of a group whose dead letters are to be delivered again.
 
-        Raises `NoMasterError` if another node serves groups, and `NoGroupError`.
+        Raise `NoMasterError` if another node serves the groups, and `NoGroupError` if there is no such group.
         """
         self.check_master()
         driver = self.groups.get(name)
@@ -620,7 +631,7 @@ class Persistent:
         return driver
 
     async def reset(self, name: str, to: int | None) -> int:
-        """Let a group without members begin anew there (None: at the end); its position, which is on disk."""
+        """Move a group without members to an offset (None: the end); return its position, which is on disk."""
         self.check_master()
         driver = self.groups[name]
         self._appended()
@@ -629,7 +640,7 @@ class Persistent:
         return driver.group.floor
 
     async def remove(self, name: str) -> None:
-        """Forget a group without members, for good."""
+        """Delete a group without members, durably; raise `GroupBusyError` if a member is live."""
         self.check_master()
         driver = self.groups[name]
         if driver.consumers:
@@ -642,7 +653,7 @@ class Persistent:
             self.keep([(name, None)], partial(resolve, done))
             await done
         except RailgunError:
-            if name not in self.groups:  # it is still there, as it was
+            if name not in self.groups:  # the log still has the group: restore it
                 self._saved[name] = saved
                 self._driver(name, driver.group.config.exclusive, 0, 0)
             raise
@@ -650,34 +661,34 @@ class Persistent:
     # ------------------------------------------------------------ reading
 
     def read(self, first: int, end: int, most_bytes: int) -> tuple[list[Bytes], int]:
-        """Batches of messages from `first` on and before `end`, and the offset after them."""
+        """Return batches with the messages from `first` on and before `end`, and the offset after them."""
         batches: list[Bytes] = []
         following = first
         for batch in self.log.read(first, most_bytes):
-            found = head(batch)
-            if found.base >= end:
+            header = head(batch)
+            if header.base >= end:
                 break
-            following = min(found.end, end)
-            batches.append(cut(batch, max(found.base, first), following))
+            following = min(header.end, end)
+            batches.append(cut(batch, max(header.base, first), following))
             if following == end:
                 break
         return batches, following
 
     def bury(self, driver: GroupDriver, bury: Bury) -> None:
-        """Bring a message to the dead letters; its ID there sees to it that it comes once.
+        """Publish a message to the dead letters; its ID there makes sure that it is stored once.
 
-        The time is a part of that ID: if the stream is deleted and made anew, its messages are others.
+        The ID includes the stored time: if the stream is deleted and made anew, its messages are others.
         """
         try:
             (batch,), _ = self.read(bury.offset, bury.offset + 1, 1)
         except (TrimmedError, ValueError):
-            self.loop.call_soon(driver.buried, bury, None)  # there is nothing left to bury
+            self.loop.call_soon(driver.buried, bury, None)  # the message is gone
             return
         except RailgunError as error:
             self.loop.call_soon(driver.buried, bury, error)
             return
         records = Records(batch)
-        told = {
+        fields = {
             "stream": self.name,
             "offset": str(bury.offset),
             "id": (records.id(0) or b"").decode("utf-8", "replace"),
@@ -688,39 +699,39 @@ class Persistent:
             "time": str(records.time),
         } | kept_headers(records.headers(0))
         key = f"{bury.offset}/{records.time}/{driver.name}"
-        if bury.redrives:  # it is another letter than the one before
-            told["redrives"] = str(bury.redrives)
+        if bury.redrives:  # another letter than that of the delivery before
+            fields["redrives"] = str(bury.redrives)
             key += f"/{bury.redrives}"
-        letter = build([records.payload(0)], [key.encode()], [json.dumps(told).encode()])
+        letter = build([records.payload(0)], [key.encode()], [json.dumps(fields).encode()])
 
         def answer(stored: Stored | RailgunError) -> None:
             error = stored if isinstance(stored, RailgunError) else None
             if isinstance(stored, Stored) and any(c == PoolFull.code for _, c, _ in stored.refused):
-                error = NoGraveError(f"the dead letters of {self.name!r} remember no more IDs")
+                error = DeadLetterError(f"the dead letters of {self.name!r} remember no more IDs")
             if isinstance(stored, Stored):
                 self.counts.dead += stored.count
             driver.buried(bury, error)
 
-        async def lay() -> None:
+        async def publish() -> None:
             try:
-                graves = await self._graves(self)
+                dead_letters = await self._dead_letters_of(self)
             except (RailgunError, OSError) as error:
-                driver.buried(bury, NoGraveError(str(error)))
+                driver.buried(bury, DeadLetterError(str(error)))
             else:
-                graves.publish([letter], answer)
+                dead_letters.publish([letter], answer)
 
-        task = self.loop.create_task(lay())
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
+        task = self.loop.create_task(publish())
+        self._dead_letter_tasks.add(task)
+        task.add_done_callback(self._dead_letter_tasks.discard)
 
-    # ------------------------------------------------------------ keeping, ending
+    # ------------------------------------------------------------ retention, closing
 
     async def perform(
         self, log: Log, work: Callable[[], T], then: Callable[[T], None] | None = None
     ) -> T:
-        """Let the one writer of a log do some work in its turn, and return the result.
+        """Run work in the turn of the one writer of a log, and return the result.
 
-        `then` gets the result before anybody is told of what was written to the log after it.
+        `then` gets the result before any callback of a later write to the log is called.
         """
         done: asyncio.Future[None] = self.loop.create_future()
         results: list[T] = []
@@ -735,7 +746,7 @@ class Persistent:
         return results[0]
 
     async def retain(self) -> None:
-        """Take away what is too old or too much."""
+        """Apply retention: remove messages that are too old or too much."""
         settings = self.settings
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
         most, now = settings.max_bytes, min(self.now(), self._paced())
@@ -743,41 +754,41 @@ class Persistent:
         await self.perform(self.log, lambda: self.log.retain(age, most, now, limit, ahead))
         if self.acting:
             await self.producing.expire()
-        self.gone_before()
+        self.report_trimmed()
 
     async def purge(self, before: int | None) -> int:
-        """Take away all before an offset (None: all there is); the first offset there is then."""
+        """Remove all messages before an offset (None: all); return the first offset that is left."""
         self.check_master()
         await self.producing.settle()
         limit = self.producing.keeps_from(self.end)
         first = await self.perform(self.log, partial(self._purge, before, limit))
-        self.gone_before()
-        if self.copies is not None:  # else it could come back with another master
+        self.report_trimmed()
+        if self.copies is not None:  # otherwise the messages could come back with another master
             gone: asyncio.Future[None] = self.loop.create_future()
             self.copies.when_gone(first, partial(resolve, gone))
             await gone
         return first
 
     def _purge(self, before: int | None, limit: int) -> int:
-        """What is not safe yet cannot be taken away: others take all that is gone for safe."""
+        """Purge the log, but only messages that are safe: other copies take all purged messages for safe."""
         end = self.end
         if before is not None and before > end:
-            told = (
+            text = (
                 f"stream {self.name!r} ends at {end}: there is nothing before {before} to take away"
             )
-            raise BeyondEndError(told, end)
+            raise BeyondEndError(text, end)
         return self.log.purge(min(end if before is None else before, limit))
 
     def check_master(self) -> None:
-        """Raise `NoMasterError` if another node serves groups and producers."""
+        """Raise `NoMasterError` if another node serves the groups and producers."""
         if not self.acting:
             raise self._no_master()
 
     def _no_master(self) -> NoMasterError:
         return NoMasterError(f"this node is not the master of {self.name!r} now: try again")
 
-    def gone_before(self) -> None:
-        """Tell the groups what is gone, and the other copies."""
+    def report_trimmed(self) -> None:
+        """Tell the groups and the other copies which messages are gone."""
         self._appended()
         first = self.log.first
         if self.copies is not None:
@@ -786,22 +797,22 @@ class Persistent:
             if first > driver.group.first:
                 driver.trimmed(first)
 
-    def look(self) -> None:
-        """Let the groups see what the time is."""
+    def check_groups(self) -> None:
+        """Let the groups check their deadlines, because the time of day has jumped or the log has changed."""
         for driver in list(self.groups.values()):
-            driver.look()
+            driver.schedule_check()
 
-    async def rest(self) -> None:
-        """Let the groups write what they have to; nothing happens after that."""
+    async def flush_groups(self) -> None:
+        """Let the groups save their changes and stop."""
         if self._loading is not None:
-            await self._loading  # who waits for it is answered
+            await self._loading  # publishes that wait for the IDs are answered
         for driver in list(self.groups.values()):
             driver.end()
 
     # ------------------------------------------------------------ in a cluster
 
     async def lead(self) -> None:
-        """Serve the groups, as they are on disk."""
+        """Begin to serve the groups, with their states on disk."""
         states = await self.perform(self.group_log, self.group_log.load)
         states.pop("", None)
         self.producing.take_notes(states)
@@ -811,8 +822,8 @@ class Persistent:
                 self._driver(group, False, 0, 0)
 
     def follow(self, error: RailgunError) -> None:
-        """Serve no groups any more, take nothing more, and remember no IDs: others do."""
-        for driver in [one for one in self.groups.values() if one.tracked]:
+        """Stop serving groups and taking messages, and forget the IDs: another node is the master."""
+        for driver in [driver for driver in self.groups.values() if driver.tracked]:
             del self.groups[driver.name]
             driver.abandon(error)
         self._saved, self._box = {}, None
@@ -824,7 +835,7 @@ class Persistent:
             publish.answer(NoMasterError(f"the master of {self.name!r} has changed: try again"))
 
     async def delete(self, error: RailgunError) -> None:
-        """Take nothing more, tell all who consume, answer what is under way, and leave the files."""
+        """Take no more requests, tell all consumers, answer publishes under way, and close the files."""
         self._gone = error
         self.producing.stop(error)
         if self._loading is not None:
@@ -837,16 +848,16 @@ class Persistent:
 
     @property
     def trouble(self) -> RailgunError | None:
-        """Why messages or positions of groups cannot be written, or why some cannot be read; None: all is well."""
+        """Return why messages or positions of groups cannot be written or read; None if they can."""
         logs = (self.log, self.group_log)
         if self.damage is not None:
             return self.damage
         return next((e for e in (*(o.failed for o in logs), *(o.refused for o in logs)) if e), None)
 
     async def check_files(self) -> None:
-        """See whether its files are there, and whether what was refused can be written now.
+        """Check that the files are there, and whether refused writes would succeed now.
 
-        So trouble is noticed, and its end as well, without anybody who publishes.
+        So the node notices trouble, and the end of trouble, without publishes.
         """
         for log in (self.log, self.group_log):
             with contextlib.suppress(RailgunError):  # the log remembers it: see `trouble`
@@ -856,13 +867,13 @@ class Persistent:
                     await self.perform(log, log.check_files)
 
     def keep_note(self) -> None:
-        """Write down what is safe, if that is news: for a node that is started again without the others, and rule 6."""
-        note = self._news()
+        """Write a note of what is safe, if more is safe than the last note says: see `Copies.news`, and rule 6."""
+        note = self._new_note()
         if note is not None:
             self._committer.submit(self.group_log, [("", note)], lambda error: None)
 
-    def _news(self) -> bytes | None:
-        """Return the note for the group log, if more is safe than the last note says."""
+    def _new_note(self) -> bytes | None:
+        """Return a note for the group log, if more is safe than the last note says."""
         if self.group_log.failed or self.group_log.refused:
             return None
         if self.copies is not None:
@@ -874,37 +885,37 @@ class Persistent:
         return noted.pack()
 
     def close(self) -> list[str]:
-        """Leave the files, when the committer has done its work; return what could not be brought to disk, and why.
+        """Close the files, after the committer has stopped; return what could not be brought to disk, and why.
 
-        What was refused is no part of it: whoever sent it was told. It is in `refused_at_end`.
+        Refused writes are in `refused_at_end` instead: their senders were told.
         """
-        note = self._news()
+        note = self._new_note()
         if note is not None:
             with contextlib.suppress(RailgunError):
                 self.group_log.append([("", note)])
         lost = []
         for log, what in ((self.log, "messages"), (self.group_log, "positions of groups")):
-            with contextlib.suppress(RailgunError):  # the log remembers it
+            with contextlib.suppress(RailgunError):  # then `failed` has the error
                 if not log.has_file():
                     log.check_files()
-            wrong: Exception | None = log.failed
+            failure: Exception | None = log.failed
             refused = log.refused
             try:
                 log.close()
             except (RailgunError, OSError) as error:
-                wrong = wrong or error
-            if wrong is not None:
-                lost.append(f"{what} of stream {self.name!r}: {wrong}")
+                failure = failure or error
+            if failure is not None:
+                lost.append(f"{what} of stream {self.name!r}: {failure}")
             elif refused is not None:
-                told = f"{what} of stream {self.name!r} were refused, or would be: {refused}"
-                self.refused_at_end.append(told)
+                text = f"{what} of stream {self.name!r} were refused, or would be: {refused}"
+                self.refused_at_end.append(text)
         if self.group_log.failed is None:
             lost += self._unsaved_positions()
         return lost
 
     def _unsaved_positions(self) -> list[str]:
-        """Return which groups are further than their positions on disk say."""
-        late = {name: wrong for name, one in self.groups.items() if (wrong := one.unsaved)}
+        """Report the groups whose positions on disk are behind those in memory."""
+        late = {name: error for name, driver in self.groups.items() if (error := driver.unsaved)}
         if not late:
             return []
         names, why = ", ".join(map(repr, late)), trouble_in(next(iter(late.values())))
@@ -919,22 +930,22 @@ def _both(first: Done, then: Done, error: RailgunError | None) -> None:
     then(error)
 
 
-def kept_headers(given: bytes) -> dict[str, str]:
-    """The headers of a message, as a header of its dead letter.
+def kept_headers(headers: bytes) -> dict[str, str]:
+    """Return the headers of a message as a header of its dead letter.
 
     >>> kept_headers(b'{"a": "b"}'), kept_headers(b""), kept_headers(bytes([255]))
     ({'headers': '{"a": "b"}'}, {}, {'headers_base64': '/w=='})
     """
-    if not given:
+    if not headers:
         return {}
     try:
-        return {"headers": given.decode()}
+        return {"headers": headers.decode()}
     except UnicodeDecodeError:
-        return {"headers_base64": base64.b64encode(given).decode()}
+        return {"headers_base64": base64.b64encode(headers).decode()}
 
 
-def _chosen(batches: Sequence[Bytes], rows: Sequence[int]) -> bytearray:
-    """One batch of some messages of several."""
+def _select(batches: Sequence[Bytes], rows: Sequence[int]) -> bytearray:
+    """Return one batch with the messages at these rows, counted over all batches."""
     payloads, ids, headers = [], [], []
     for batch in batches:
         records = Records(batch)

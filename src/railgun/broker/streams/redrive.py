@@ -1,24 +1,24 @@
-"""Redrive: deliver dead letters again, to the group that gave them up and to nobody else.
+"""Redrive: deliver dead letters again, only to the group that gave them up.
 
 Rules:
 
 1. The message itself is delivered again, from the stream: with its own offset, ID and headers, to the group that its
-   letter names. Other groups and readers notice nothing, and nothing is stored again.
-2. Which letters were redriven is the position of a group of the dead letters, `redrive`: a letter is acked when the
-   log of its group has the redrive, so a second redrive sends none of them again.
-3. If the node is gone between the two, the letter is looked at again, and the group knows that it was redriven: it is
+   dead letter names. Other groups and readers notice nothing, and nothing is stored again.
+2. The position of the group `redrive` of the dead letters records which letters were redriven: a letter is
+   acknowledged when the log of its group has the redrive, so a second redrive sends none of them again.
+3. If the node stops between the two, the letter is examined again, and the group knows that it was redriven: it is
    counted as `already`. Each letter is redriven once.
-4. What cannot be redriven stays among the letters, and is told with its reason (`refused`):
-   `MESSAGE_GONE`  the stream has the message no more (retention, purge), or has another one in its place
+4. A letter that cannot be redriven stays among the dead letters, and is reported with its reason (`refused`):
+   `MESSAGE_GONE`  the stream has no such message any more (retention, purge), or another one in its place
    `NO_GROUP`      the group was deleted
-   `GROUP_BUSY`    the group has not finished with the message: it was reset, say, and will get it anyway
+   `GROUP_BUSY`    the group has not finished with the message: it was reset, say, and will get the message anyway
    `LOG_DAMAGED`   the log of the stream is damaged, and the message cannot be read
    `NOT_A_LETTER`  a message that somebody else published to the dead letters
-   A letter that is asked for by its offset, and is not among those that wait, is told in the same way:
-   `NO_LETTER`     there is none at this offset: there never was, or retention or a purge has taken it
-   `REDRIVEN`      it was redriven before
-5. Letters that come while it works wait for the next redrive: else one that dies again at once would go round for ever.
-   One redrive of a stream at a time; whoever else consumes as this group has to leave first.
+   A letter that was asked for by its offset, and does not wait to be redriven, is reported in the same way:
+   `NO_LETTER`     no letter has this offset: there never was one, or retention or a purge has removed it
+   `REDRIVEN`      the letter was redriven before
+5. Letters that arrive during a redrive wait for the next one; else a message that fails again at once would go round
+   for ever. One redrive of a stream runs at a time; any other consumer of the group `redrive` has to leave first.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from railgun.errors import RailgunError
 from railgun.transport.records import Records
 
 GROUP: Final = REDRIVE
-PIECE: Final = 256 << 10  # bytes of letters read at once
-MOST_REFUSED: Final = 1000  # letters that are told one by one
+READ_BYTES: Final = 256 << 10
+MAX_REFUSED_REPORTED: Final = 1000  # letters
 _MEMBER: Final = "redrive"
 
 
 @dataclass(slots=True)
 class Redriven:
-    """What became of the letters."""
+    """The result of a redrive, in numbers of letters."""
 
     redriven: int = 0
     already: int = 0
-    """Letters that were redriven before, by a call that did not come to its end."""
+    """Letters that an interrupted call had redriven before."""
     left: int = 0
-    """Letters that were not redriven yet, the refused ones included."""
+    """Letters that were not redriven yet, including the refused ones."""
     refused: list[dict[str, Any]] = field(default_factory=list)
-    """Letters that cannot be redriven: their offset among the dead letters, a code and a text. At most 1,000."""
+    """Letters that cannot be redriven: offset among the dead letters, code and text of each. At most 1,000."""
 
 
 class Letter(NamedTuple):
-    """A dead letter, as its headers tell."""
+    """A dead letter: where it is, and what its headers say about the message."""
 
     at: int  # its offset among the dead letters
     group: str
@@ -75,28 +75,28 @@ class Letter(NamedTuple):
 
 
 class _Member:
-    """The one who consumes the letters; what comes to it later goes back when it leaves."""
+    """The consumer of the dead letters during a redrive; letters that come later go back when it leaves."""
 
     name = _MEMBER
 
     def deliver(self, delivers: list[Deliver]) -> None:
-        """Ignore these: they came after it began."""
+        """Ignore letters that came after the redrive began."""
 
     def tell(self, command: Command) -> None:
-        """Ignore this: it needs to know nothing."""
+        """Ignore the notice: this consumer reads by itself."""
 
     def stopped(self, error: RailgunError) -> None:
-        """Ignore this: its next read says so."""
+        """Ignore the error: the next read raises it."""
 
     def lost(self, error: RailgunError) -> None:
-        """Ignore this: its next read says so."""
+        """Ignore the error: the next read raises it."""
 
     def let_go(self, error: RailgunError) -> None:
-        """Ignore this: it leaves by itself."""
+        """Ignore the request to leave: this consumer leaves at the end of the redrive."""
 
 
 class RefusedLetterError(RailgunError):
-    """A letter that cannot be redriven."""
+    """A letter cannot be redriven."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -104,41 +104,41 @@ class RefusedLetterError(RailgunError):
 
 
 async def redrive(
-    graves: Persistent | None,
+    dead_letters: Persistent | None,
     stream: Persistent,
     offsets: Sequence[int] | None,
     most: int | None,
 ) -> Redriven:
-    """Deliver letters again: those at these offsets of the dead letters, or all; at most `most` of them.
+    """Deliver dead letters again: those at these offsets of the dead letters, or all; at most `most` of them.
 
-    `graves`: the dead letters of the stream; None: it has none. Raises `GroupBusyError` while somebody else consumes
-    the letters as the group `redrive`.
+    `dead_letters`: the stream of the dead letters; None: there is none yet. Raise `GroupBusyError` while another
+    consumer of the group `redrive` is live.
     """
-    if graves is None:
+    if dead_letters is None:
         done = Redriven()
         for at in sorted(set(offsets or ())):
             _refuse(done, at, _no_letter(stream, at))
         return done
-    known = graves.groups.get(GROUP)
-    if known is not None and known.consumers:
-        who = ", ".join(list(known.consumers)[:5])
-        raise GroupBusyError(f"the dead letters of {stream.name!r} are being redriven: by {who}")
-    driver, _ = graves.subscribe(
+    group_driver = dead_letters.groups.get(GROUP)
+    if group_driver is not None and group_driver.consumers:
+        members = ", ".join(list(group_driver.consumers)[:5])
+        raise GroupBusyError(f"the dead letters of {stream.name!r} are being redriven by {members}")
+    driver, _ = dead_letters.subscribe(
         _Member(), GROUP, exclusive=False, ack_wait=0, credit=0, start=0, seek=None
     )
     done = Redriven()
     try:
         group = driver.group
         wanted = None if offsets is None else set(offsets)
-        group.grant(_MEMBER, group.end - group.floor, graves.now())
-        waiting = group.take(graves.now())
-        for at in _others(waiting, wanted or ()):
-            _refuse(done, at, _not_waiting(graves, stream, group, at))
+        group.grant(_MEMBER, group.end - group.floor, dead_letters.now())
+        waiting = group.take(dead_letters.now())
+        for at in _not_among(waiting, wanted or ()):
+            _refuse(done, at, _not_waiting(dead_letters, stream, group, at))
         for deliver in waiting:
             for first, end in _chosen(deliver, wanted):
-                await _send(graves, stream, driver, deliver, first, end, most, done)
+                await _send(dead_letters, stream, driver, deliver, first, end, most, done)
     finally:
-        graves.leave(driver, _MEMBER, graceful=True)
+        dead_letters.leave(driver, _MEMBER, graceful=True)
     await driver.saved()
     done.left = driver.explain().ready
     return done
@@ -156,10 +156,10 @@ def _chosen(deliver: Deliver, wanted: set[int] | None) -> Iterator[tuple[int, in
     yield from _runs(offset for offset in wanted if deliver.first <= offset < deliver.end)
 
 
-def _others(waiting: Iterable[Deliver], wanted: Iterable[int]) -> list[int]:
+def _not_among(waiting: Iterable[Deliver], wanted: Iterable[int]) -> list[int]:
     """Return those of the wanted letters that do not wait to be redriven.
 
-    >>> _others([Deliver("m", 3, 5, 1, 0), Deliver("m", 8, 9, 1, 0)], {1, 4, 5, 8})
+    >>> _not_among([Deliver("m", 3, 5, 1, 0), Deliver("m", 8, 9, 1, 0)], {1, 4, 5, 8})
     [1, 5]
     """
     ranges = Ranges((deliver.first, deliver.end, None) for deliver in waiting)
@@ -167,10 +167,10 @@ def _others(waiting: Iterable[Deliver], wanted: Iterable[int]) -> list[int]:
 
 
 def _not_waiting(
-    graves: Persistent, stream: Persistent, group: Group, at: int
+    dead_letters: Persistent, stream: Persistent, group: Group, at: int
 ) -> RefusedLetterError:
-    """Return why a letter does not wait to be redriven."""
-    if not graves.log.first <= at < group.end:
+    """Return the reason why a letter does not wait to be redriven, as an error."""
+    if not dead_letters.log.first <= at < group.end:
         return _no_letter(stream, at)
     if at < group.floor or group.settled.pieces(at, at + 1):
         return RefusedLetterError("REDRIVEN", f"letter {at} of {stream.name!r} was redriven before")
@@ -184,7 +184,7 @@ def _no_letter(stream: Persistent, at: int) -> RefusedLetterError:
 
 
 def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield offsets as ranges, as few as may be."""
+    """Yield offsets as ranges, as few as possible."""
     left = sorted(offsets)
     while left:
         first = end = left[0]
@@ -195,7 +195,7 @@ def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 async def _send(
-    graves: Persistent,
+    dead_letters: Persistent,
     stream: Persistent,
     driver: GroupDriver,
     deliver: Deliver,
@@ -204,9 +204,9 @@ async def _send(
     most: int | None,
     done: Redriven,
 ) -> None:
-    """Redrive the letters at [first, end) of the dead letters, and ack those that are."""
+    """Redrive the letters at [first, end) of the dead letters, and acknowledge those that were redriven."""
     while first < end and (most is None or done.redriven + done.already < most):
-        batches, following = graves.read(first, end, PIECE)
+        batches, following = dead_letters.read(first, end, READ_BYTES)
         room = None if most is None else most - done.redriven - done.already
         by_group: dict[str, list[Letter]] = {}
         chosen = 0
@@ -232,7 +232,7 @@ async def _send(
 async def _redrive_group(
     stream: Persistent, name: str, letters: list[Letter], done: Redriven
 ) -> list[int]:
-    """Redrive letters of one group; return those that are, by their offset among the dead letters."""
+    """Redrive letters of one group; return the offsets, among the dead letters, of those that were redriven."""
     try:
         driver = stream.redriver(name)
     except NoGroupError as error:
@@ -274,13 +274,13 @@ def _gone(stream: Persistent, offset: int) -> RefusedLetterError:
 
 
 def _refuse(done: Redriven, at: int, error: RailgunError) -> None:
-    if len(done.refused) < MOST_REFUSED:
+    if len(done.refused) < MAX_REFUSED_REPORTED:
         code = getattr(error, "code", "BAD_REQUEST")
         done.refused.append({"offset": at, "code": code, "text": str(error)})
 
 
 def _raw_letters(batches: Sequence[Any]) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield offset, payload and headers of messages."""
+    """Yield offset, payload and headers of each message."""
     for batch in batches:
         records = Records(batch)
         for row, payload in enumerate(records.payloads()):
@@ -288,12 +288,12 @@ def _raw_letters(batches: Sequence[Any]) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _letter(stream: Persistent, at: int, payload: bytes, headers: bytes) -> Letter:
-    """Return a letter whose message the stream still has; raise `RefusedLetterError` if it is none."""
+    """Return the letter in a message; raise `RefusedLetterError` if it is none, or the stream lacks its message."""
     try:
-        told = json.loads(headers)
-        group, offset, time = told["group"], int(told["offset"]), int(told["time"])
-        redrives = int(told.get("redrives", 0))
-        ours = told["stream"] == stream.name and isinstance(group, str)
+        fields = json.loads(headers)
+        group, offset, time = fields["group"], int(fields["offset"]), int(fields["time"])
+        redrives = int(fields.get("redrives", 0))
+        ours = fields["stream"] == stream.name and isinstance(group, str)
     except (ValueError, TypeError, KeyError, RecursionError):
         ours = False
     if not ours or not 0 <= offset < 1 << 62 or not 0 <= redrives < 1 << 62:

@@ -21,7 +21,7 @@ from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, Co
 from railgun.cli.output import Output
 from railgun.cli.parsing import Subcommands
 from railgun.errors import said
-from railgun.ingest.client import KEEP, Connector
+from railgun.ingest.client import KEEP_BYTES, Connector
 from railgun.ingest.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
 from railgun.ingest.ready.progress import Progress
 from railgun.ingest.ready.table import Table, TableError, open_database
@@ -122,7 +122,9 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 # ---------------------------------------------------------------- shared by all connectors
 
 
-def run(options: argparse.Namespace, out: Output, name: str, work: Work, keep: int = KEEP) -> int:
+def run(
+    options: argparse.Namespace, out: Output, name: str, work: Work, keep: int = KEEP_BYTES
+) -> int:
     """Connect to the flow, and run `work` until it ends or a signal stops it.
 
     `keep` is the number of bytes of messages that are kept until they are acknowledged.
@@ -181,7 +183,7 @@ async def _run(options: argparse.Namespace, out: Output, name: str, work: Work, 
         if reporting is not None:
             reporting.cancel()
         await connector.close()
-    out.data(stopped=not over, progress=progress.told(), streams_failed=progress.failed)
+    out.data(stopped=not over, progress=progress.figures(), streams_failed=progress.failed)
     out.line(f"{'done' if over else 'stopped'}: {progress}")
     return FAILED if progress.failed else DONE
 
@@ -236,7 +238,7 @@ async def _report(out: Output, progress: Progress) -> None:
             if status is not None:
                 status.update(now)
             else:
-                out.data(progress=progress.told())
+                out.data(progress=progress.figures())
                 out.line(now)
 
 

@@ -1,1 +1,1 @@
-"""What steps do with batches, one family of steps a file. An operator is a step's instance on one worker."""
+"""Process batches: one family of steps a file. An operator is the instance of a step on one worker."""

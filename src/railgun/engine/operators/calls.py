@@ -1,19 +1,19 @@
-"""Calls of user code: the one place where functions of steps, sources, sinks and codecs of users are called from.
+"""Call user code: functions of steps, sources, sinks and codecs of users are called only through this module.
 
-Whoever calls user code does it inside a `Call`:
+All user code is called inside a `Call`:
 
 1. **Nothing escapes.** User code may raise any `BaseException` (`asyncio.CancelledError`, `GeneratorExit`,
-   `SystemExit`). Outside of a call there are only `Exception`s: a `StepError` that names step, function and record and
-   fails the flow, or a dead letter. Only `KeyboardInterrupt` passes, as one that names the call
-   (`InterruptedCallError`): it comes from the terminal, or on a worker from that code.
-2. **What runs is known.** `running()` tells the calls a thread is in, the innermost last. A call is entered once for a
-   batch, a block of keys or a call of a source or sink, never once for a record; which record of a batch it is at is
-   worked out when somebody asks (`RecordCalls.row`), or told for each if `careful`. Every call says in words what it
-   is for (`Call.which`), and errors, breadcrumbs and what is told of a hang all use these words. This holds for every
-   thread: sinks commit in another one than that which calls functions for records (`others`).
+   `SystemExit`). A call turns it into an `Exception`: a `StepError` that names step, function and record and fails the
+   flow, or a dead letter. Only `KeyboardInterrupt` passes, as an `InterruptedCallError` that names the call: it comes
+   from the terminal, or on a worker from that code.
+2. **The running call is known.** `running()` returns the calls a thread is in, the innermost last. A call is entered
+   once for a batch, a block of keys or a call of a source or sink, never once for a record; the current record of a
+   batch is computed on request (`RecordCalls.row`), or reported for each record if `careful`. Every call describes its
+   purpose in words (`Call.which`); errors, breadcrumbs and reports of a hang all use these words. This holds for every
+   thread: sinks commit in another thread than that which calls functions for records (`calls_of_other_threads`).
 3. **No event loop is running.** A worker's own loop runs in the thread that calls user code. During a call asyncio is
-   told that none does, so `asyncio.run` works as it does in a plain program: a loop of its own runs inside the call,
-   and the worker's loop is the running one again when the call is over.
+   told that none does, so `asyncio.run` works as in a plain program: a loop of its own runs inside the call, and the
+   worker's loop is the running one again when the call is over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from railgun.engine.operators.describe import name_of, shorten, tell
+from railgun.engine.operators.describe import describe_error, name_of, shorten
 from railgun.errors import RailgunError, pass_interrupt
 from railgun.flows.errors import (
     InterruptedCallError,
@@ -51,34 +51,34 @@ Show = Callable[[Any], str]
 """Makes a short text of a record, a key or a position."""
 PICKLE: Final = "pickle of state"
 UNPICKLE: Final = "unpickle of state"
-"""How calls that pickle and unpickle states of keys are named."""
+"""Names, in messages, of calls that pickle and unpickle states of keys."""
 KEYS: Final = "__hash__ or __eq__ of keys"
-"""How it is named that keys are looked for in a dict or set."""
+"""Name, in messages, of lookups of keys in a dict or set."""
 _KEY_METHODS: Final = frozenset({"__hash__", "__eq__", "__stable_key__"})
 NO_PART: Final = object()
-"""The part of a source that a call for no part in particular has."""
+"""The part of a `SourceCall` that is for no part in particular."""
 
 _running: dict[int, list[Call]] = defaultdict(list)
 
 
 class Observer(Protocol):
-    """Hears of every call that is entered and left, in whatever thread; `depth` calls are entered now."""
+    """Hears of every call that is entered and left, in any thread; `depth` is the number of calls entered now."""
 
     def entered(self, call: Call, depth: int) -> None:
-        """A call begins."""
+        """Take note that a call begins."""
 
     def left(self, depth: int) -> None:
-        """A call has ended."""
+        """Take note that a call has ended."""
 
     def reached(self, call: Call) -> None:
-        """A call, the innermost one, has come to its next record; this is told only if `careful`."""
+        """Take note that the innermost call has come to its next record; called only if `careful`."""
 
 
 observer: Observer | None = None
-"""Who hears of calls: a worker's breadcrumb."""
+"""The observer of all calls: a worker's breadcrumb."""
 careful = False
 """Whether the observer hears of each record before a function is called for it. That costs a microsecond or two a
-record, so it is for a while after a worker was lost: if it is lost again, the record is known."""
+record, so it is on only for a while after a worker was lost: if it is lost again, the record is known."""
 
 
 def running(thread: int | None = None) -> list[Call]:
@@ -86,37 +86,41 @@ def running(thread: int | None = None) -> list[Call]:
     return _running[get_ident() if thread is None else thread]
 
 
-def others(thread: int) -> dict[int, list[Call]]:
+def calls_of_other_threads(thread: int) -> dict[int, list[Call]]:
     """Return the calls of user code that other threads than `thread` are in, by their identifiers."""
-    found = {other: list(within) for other, within in list(_running.items()) if other != thread}
-    return {other: within for other, within in found.items() if within}
+    calls = {
+        thread_id: list(entered)
+        for thread_id, entered in list(_running.items())
+        if thread_id != thread
+    }
+    return {thread_id: entered for thread_id, entered in calls.items() if entered}
 
 
-def told_place(step: str, name: str) -> str:
-    """Tell the place of a call whose function has this name, or these names.
+def place_text(step: str, name: str) -> str:
+    """Return the place of a call as text; `name` is that of the function, or of several.
 
-    >>> told_place("total", "add"), told_place("", "unpickling the flow")
+    >>> place_text("total", "add"), place_text("", "unpickling the flow")
     ("in step 'total', function add", 'unpickling the flow')
     """
     return f"in step {step!r}, function {name}" if step else name
 
 
 class Call:
-    """User code of a step is running; `function` is the function or the name it has in messages."""
+    """A context in which user code of a step runs; `function` is the function or its name in messages."""
 
     __slots__ = ("_loop", "function", "step")
 
     def __init__(self, step: str, function: Callable[..., Any] | str) -> None:
         self.step = step
         self.function = function
-        self._loop: AbstractEventLoop | None = None  # that was running when the call began
+        self._loop: AbstractEventLoop | None = None  # the loop that was running when the call began
 
     def __enter__(self) -> Self:
         entered = _running[get_ident()]
         entered.append(self)
         if observer is not None:
             observer.entered(self, len(entered))
-        # Without asyncio no loop can be running; programs that need none, as the command line, do not load it.
+        # Without asyncio no loop can be running; programs without a loop, like the command line, do not load it.
         if (events := sys.modules.get("asyncio.events")) is not None:
             self._loop = events._get_running_loop()
             if self._loop is not None:
@@ -139,43 +143,43 @@ class Call:
             if isinstance(error, KeyboardInterrupt):
                 if isinstance(error, InterruptedCallError):
                     raise error
-                told = self.step, self.name, self.which_raised(error), tell(error)
-                raise InterruptedCallError(*told) from error
+                details = self.step, self.name, self.which_raised(error), describe_error(error)
+                raise InterruptedCallError(*details) from error
             pass_interrupt(error)
             self.failed(error)
 
     def following(self, function: Callable[..., R]) -> Callable[..., R]:
-        """Return a function that does the same as `function`; if `careful`, it tells the observer of each record."""
+        """Return a function that does the same as `function`; if `careful`, it reports each record to the observer."""
         if not careful or observer is None:
             return function
-        told = observer
+        notified = observer
 
         def follow(*args: Any) -> R:
-            told.reached(self)
+            notified.reached(self)
             return function(*args)
 
         follow.__qualname__ = name_of(function)  # for messages
         return follow
 
     def failed(self, error: BaseException) -> None:
-        """Raise what names the user code that raised `error`; return to let `error` pass."""
+        """Raise an error that names the user code that raised `error`; return to let `error` pass."""
         if not isinstance(error, Exception):
             raise self.named(error) from error
 
     def named(self, error: BaseException) -> UserCodeError:
         """Return an error that names the step, the function and what it was called for."""
-        named = UserCodeError(self.step, self.name, "", self.which(), tell(error))
+        named = UserCodeError(self.step, self.name, "", self.which(), describe_error(error))
         named.passing = may_pass(error)
         return named
 
     @property
     def place(self) -> str:
-        """Where one is in this call, as in "it was …": in a function of a step, or at what is done for all steps."""
-        return told_place(self.step, self.name)
+        """Return the place of this call, to follow "it was": in a function of a step, or in work for all steps."""
+        return place_text(self.step, self.name)
 
     @property
     def name(self) -> str:
-        """What the function is called in messages."""
+        """Return the name of the function in messages."""
         return self.function if isinstance(self.function, str) else name_of(self.function)
 
     @property
@@ -184,26 +188,26 @@ class Call:
         return self.name
 
     def which(self, show: Show = shorten) -> str:
-        """Say what the function is called for now, as in "for the record 7"; nothing if for nothing in particular."""
+        """Return what the function is called for now, as in "for the record 7", or "" if nothing in particular."""
         return ""
 
     def which_raised(self, error: BaseException) -> str:
-        """Say what the function was called for when it raised `error`."""
+        """Return what the function was called for when it raised `error`, as `which` does."""
         return self.which()
 
     def began_with(self, show: Show) -> str:
-        """Say what the call was entered for: where `which` changes from record to record, all of them."""
+        """Return what the call was entered for: where `which` changes from record to record, all records."""
         return self.which(show)
 
 
 class RecordCalls(Call):
-    """Calls of a function for the rows of a batch, one after the other: `results` of those that returned.
+    """Calls a function for the rows of a batch, in order; `results` has the results of the rows that succeeded.
 
-    The rows that it raised for are in `failed_rows`. Whoever calls catches `BaseException`, and gives it to `raised`.
-    `at_once`: the function is called once, for all rows. `other`: a function that is called beside it for some rows.
+    `failed_rows` has the rows that the function raised for. The caller catches `BaseException` and gives it to
+    `raised`. `at_once`: the function is called once, for all rows. `second`: a function also called for some rows.
     """
 
-    __slots__ = ("aside", "at_once", "batch", "failed_rows", "operator", "other", "results")
+    __slots__ = ("at_once", "batch", "failed_rows", "in_second", "operator", "results", "second")
 
     def __init__(
         self,
@@ -211,7 +215,7 @@ class RecordCalls(Call):
         function: Callable[..., Any] | str,
         batch: RowBatch,
         at_once: bool = False,
-        other: Callable[[], Any] | None = None,
+        second: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(operator.step, function)
         self.operator = operator
@@ -219,48 +223,48 @@ class RecordCalls(Call):
         self.at_once = at_once
         self.results: list[Any] = []
         self.failed_rows: list[int] = []
-        self.other = other
-        self.aside = False  # whether it is `other` that is called now
+        self.second = second
+        self.in_second = False  # whether `second` is being called
 
-    def beside(self, other: Callable[[], R]) -> Callable[[], R]:
-        """Return a function that does the same as `other`, and lets it be known while it runs."""
+    def wrap_second(self, second: Callable[[], R]) -> Callable[[], R]:
+        """Return a function that does the same as `second`, and marks the call as one of `second` while it runs."""
 
-        def call_other() -> R:
-            self.aside = True
+        def call_second() -> R:
+            self.in_second = True
             if careful and observer is not None:
                 observer.reached(self)
-            result = other()
-            self.aside = False
+            result = second()
+            self.in_second = False
             return result
 
-        return call_other
+        return call_second
 
     @property
     def name(self) -> str:
         """Return the name of the function that is called now, for messages."""
-        if self.aside and self.other is not None:
-            return name_of(self.other)
+        if self.in_second and self.second is not None:
+            return name_of(self.second)
         return super().name
 
     @property
     def names(self) -> str:
         """Return the names of the functions that may be called, for messages."""
-        if self.other is None:
+        if self.second is None:
             return self.name
-        return f"{super().name} or {name_of(self.other)}"
+        return f"{super().name} or {name_of(self.second)}"
 
     @property
     def row(self) -> int:
-        """The row of the batch that the function is called for."""
+        """Return the row of the batch that the function is called for."""
         return len(self.results) + len(self.failed_rows)
 
     @property
     def over(self) -> bool:
-        """Whether the function was called for every row."""
+        """Return whether the function was called for every row."""
         return self.row == len(self.batch)
 
     def which(self, show: Show = shorten) -> str:
-        """Name the record that the function is called for now, with its key."""
+        """Return the record that the function is called for now, with its key, as text."""
         row = self.row
         if self.at_once or row >= len(self.batch):
             return self.began_with(show)
@@ -269,26 +273,26 @@ class RecordCalls(Call):
         return f"for the record {show(self.batch.values[row])}{of}"
 
     def began_with(self, show: Show) -> str:
-        """Say how many records the batch has, and which is the first."""
+        """Return the number of records in the batch and the first of them, as text."""
         values = self.batch.values
         if not len(values):
             return ""
         return f"in a batch of {len(values)} records that begins with {show(values[0])}"
 
-    def raised(self, error: BaseException, blamed: Callable[..., Any] | None = None) -> None:
-        """Note that the function raised for the present row: make a dead letter of it, or raise a `StepError`.
+    def raised(self, error: BaseException, user_function: Callable[..., Any] | None = None) -> None:
+        """Record that the function raised for the current row: make a dead letter of it, or raise a `StepError`.
 
-        `blamed`: the function that is named, if it is not the one that is called.
+        `user_function` is the function to name, if not the one that is called.
         """
         row = self.row
-        called = self.other if self.aside else self.function
-        self.operator.raised(blamed or called, self.batch, row, error)  # type: ignore[arg-type]
-        self.aside = False
+        called = self.second if self.in_second else self.function
+        self.operator.raised(user_function or called, self.batch, row, error)  # type: ignore[arg-type]
+        self.in_second = False
         self.failed_rows.append(row)
 
 
 class TimerCalls(Call):
-    """Calls of `on_timer` or `on_end` for keys, one after the other."""
+    """Calls `on_timer` or `on_end` for keys, in order."""
 
     __slots__ = ("begun", "context")
 
@@ -298,19 +302,19 @@ class TimerCalls(Call):
         self.begun = False
 
     def begin(self) -> None:
-        """Note that the context has the first key, which was not known when the call was entered."""
+        """Take note that the context has the first key, which was not known when the call was entered."""
         self.begun = True
         if observer is not None:
             observer.entered(self, len(running()))
 
     def which(self, show: Show = shorten) -> str:
-        """Name the key and the time that the function is called for now."""
+        """Return the key and the time that the function is called for now, as text."""
         if not self.begun:
             return ""
         return f"for the key {show(self.context.key)} at time {self.context.time}"
 
     def began_with(self, show: Show) -> str:
-        """Name the first key and its time."""
+        """Return the first key and its time, as text."""
         if not self.begun:
             return ""
         return (
@@ -319,60 +323,60 @@ class TimerCalls(Call):
 
 
 class ValueCalls(Call):
-    """Calls of user code for values that are not rows of a batch; `what` says what they are: "record", "key".
+    """Calls user code for values that are not rows of a batch; `noun` is their noun: "record", "key".
 
-    `done` tells how many have been dealt with; None: nobody knows. `owners`: the objects whose methods are called, one
+    `done` returns how many values are finished (None: unknown). `owners` are the objects whose methods are called, one
     for each value, if these are not the values.
     """
 
-    __slots__ = ("done", "owners", "values", "what")
+    __slots__ = ("done", "noun", "owners", "values")
 
     def __init__(
         self,
         step: str,
         function: Callable[..., Any] | str,
-        what: str,
+        noun: str,
         values: Sequence[Any] = (),
         done: Callable[[], int] | None = None,
         owners: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(step, function)
-        self.what = what
+        self.noun = noun
         self.values = values
         self.done = done
         self.owners = owners
 
     def which(self, show: Show = shorten) -> str:
-        """Name the value that the code is called for now, or the first of them."""
+        """Return the value that the code is called for now, or else the first of them, as text."""
         at = len(self.values) if self.done is None else self.done()
-        return self.told(at, show) if at < len(self.values) else self.began_with(show)
+        return self.value_text(at, show) if at < len(self.values) else self.began_with(show)
 
-    def told(self, at: int, show: Show) -> str:
-        """Name one of the values."""
-        return f"for the {self.what} {show(self.values[at])}"
+    def value_text(self, at: int, show: Show) -> str:
+        """Return the value with this index as text."""
+        return f"for the {self.noun} {show(self.values[at])}"
 
     def which_raised(self, error: BaseException) -> str:
-        """Name the value that the code was called for, also where only the way that `error` came tells it."""
+        """Return the value that the code was called for as text, found by the traceback of `error` if need be."""
         if self.done is None:
             for owners in (self.values, self.owners or ()):
                 at = _find_caller(error, owners)
                 if at is not None:
-                    return self.told(at, shorten)
+                    return self.value_text(at, shorten)
         return self.which()
 
     def began_with(self, show: Show) -> str:
-        """Say how many values there are, and which is the first."""
+        """Return the number of values and the first of them, as text."""
         if not len(self.values):
             return ""
         first = show(self.values[0])
         if len(self.values) == 1:
-            return f"for the {self.what} {first}"
-        return f"for {len(self.values)} {self.what}s that begin with {first}"
+            return f"for the {self.noun} {first}"
+        return f"for {len(self.values)} {self.noun}s that begin with {first}"
 
     def try_each(self, call: Callable[[Any], object], values: Sequence[Any]) -> None:
-        """If `careful`, call `call` for each value alone, so that a loss names the very one.
+        """If `careful`, call `call` for each value alone, so that the breadcrumb of a lost worker names the value.
 
-        The caller then does the same for all of them at once. So what `call` raises is left for that to be raised.
+        The caller then does the same for all of them at once, and raises any error: one that `call` raises is ignored.
         """
         if not careful or observer is None:
             return
@@ -387,13 +391,13 @@ class ValueCalls(Call):
                 break
             tried.append(value)
         self.done = done
-        observer.reached(self)  # what follows is for none of them in particular
+        observer.reached(self)  # the code that follows is for no value in particular
 
 
 class KeyCalls(ValueCalls):
-    """Keys are looked for in dicts and sets of keys, or put there, which may call their `__hash__` and `__eq__`.
+    """Looks up or adds keys in dicts and sets, which may call the keys' `__hash__` and `__eq__`.
 
-    `keys`: those it is done for, if that is known. `records`: the records they are of, as far as there are any.
+    `keys` are the keys concerned, if known. `records` are the keys' records, as far as there are any.
     """
 
     __slots__ = ("records",)
@@ -402,35 +406,35 @@ class KeyCalls(ValueCalls):
         super().__init__(step, KEYS, "key", keys if isinstance(keys, list) else list(keys))
         self.records = records
 
-    def told(self, at: int, show: Show) -> str:
-        """Name one of the keys, and its record."""
+    def value_text(self, at: int, show: Show) -> str:
+        """Return a key and its record as text."""
         of = f" of the record {show(self.records[at])}" if at < len(self.records) else ""
-        return super().told(at, show) + of
+        return super().value_text(at, show) + of
 
     def walk(self) -> Iterator[Any]:
-        """Return an iterator over the keys: from now to `walked`, the last one it gave is the one that is named."""
+        """Return an iterator over the keys: until `walked` is called, errors name the last key it yielded."""
         walked = iter(self.values)
         self.done = begun_before(walked, len(self.values))
         return walked
 
     def walked(self) -> None:
-        """Note that what follows is for none of the keys in particular."""
+        """Take note that the code that follows is for no key in particular."""
         self.done = None
 
     def try_keys(self, *places: Container[Any]) -> None:
-        """If `careful`, look for each key alone in these dicts or sets, and among each other (`try_each`)."""
+        """If `careful`, look up each key alone in these dicts or sets, and among each other (`try_each`)."""
         if careful and observer is not None:
             tried: set[Any] = set()
 
             def look_for(key: Any) -> None:
                 tried.add(key)
                 for place in places:
-                    key in place  # noqa: B015 - for what it calls
+                    key in place  # noqa: B015 - for its calls of __hash__ and __eq__
 
             self.try_each(look_for, self.values)
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `UserCodeError` that names the key for what a method of a key raised; let pass what did not."""
+        """Raise a `UserCodeError` that names the key for an error of a key's method; let other errors pass."""
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_name in _KEY_METHODS and not isinstance(
@@ -442,37 +446,39 @@ class KeyCalls(ValueCalls):
 
     def named(self, error: BaseException) -> UserCodeError:
         """Return an error that names the step, the methods and the key."""
-        named = UserCodeError(self.step, self.name, "", self.which_raised(error), tell(error))
+        named = UserCodeError(
+            self.step, self.name, "", self.which_raised(error), describe_error(error)
+        )
         named.passing = may_pass(error)
         return named
 
 
 def _find_caller(error: BaseException, owners: Sequence[Any]) -> int | None:
-    """Return which of `owners` has the method that `error` came through, or was given to it to be compared.
+    """Return the index of the owner whose method `error` came through, or that was an argument of a comparison.
 
-    None: none, as far as can be known.
+    Return None if no owner is found.
 
-    Pickle goes through a list outside of Python, and does not tell how far it is; nor may it be asked to try again, as
+    Pickle walks over a list outside of Python, and does not tell how far it is; nor may it be asked to try again, as
     the code that was interrupted may have been hanging.
     """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         for name in frame.f_code.co_varnames[: min(frame.f_code.co_argcount, 2)]:
-            given = frame.f_locals.get(name)
-            if type(given).__module__ != "builtins":  # these may stand at many places
+            argument = frame.f_locals.get(name)
+            if type(argument).__module__ != "builtins":  # built-in values may occur at many places
                 for at, owner in enumerate(owners):
-                    if owner is given:
+                    if owner is argument:
                         return at
         trace = trace.tb_next
     return None
 
 
 def begun_before(walked: Iterator[Any], values: int) -> Callable[[], int]:
-    """Return a `done` for `ValueCalls` of values that are walked over outside of Python, and costs nothing there.
+    """Return a `done` for `ValueCalls` of values that C code iterates over, at no cost per value.
 
-    `walked`: the iterator over a list of so many `values`. The last value it gave is the one that is dealt with now.
-    Before it gave any, nobody knows.
+    `walked` is the iterator over a list of so many `values`. The last value it yielded is the current one. Before the
+    first, the current one is unknown.
 
     >>> walked = iter(["a", "b", "c"])
     >>> done = begun_before(walked, 3)
@@ -481,14 +487,14 @@ def begun_before(walked: Iterator[Any], values: int) -> Callable[[], int]:
     """
 
     def done() -> int:
-        left = length_hint(walked)
-        return values if left == values else values - left - 1
+        remaining = length_hint(walked)
+        return values if remaining == values else values - remaining - 1
 
     return done
 
 
 class Unpickling(Call):
-    """Records that another worker sent to a step are unpickled."""
+    """Unpickles records that another worker sent to a step."""
 
     __slots__ = ()
 
@@ -496,7 +502,7 @@ class Unpickling(Call):
         super().__init__(step, "unpickle of records")
 
     def failed(self, error: BaseException) -> None:
-        """Raise an `UnloadableRecordError` for what would be raised again."""
+        """Raise an `UnloadableRecordError` for an error that would come again."""
         if isinstance(error, CannotUnpickleError):
             raise UnloadableRecordError(self.step, "", "", "", str(error)) from error
         super().failed(error)
@@ -507,29 +513,29 @@ class SourceCall(Call):
 
     __slots__ = ("part", "position")
 
-    def __init__(self, step: str, source: object, what: str, part: Any, position: Any) -> None:
-        super().__init__(step, f"{type(source).__name__}.{what}")
+    def __init__(self, step: str, source: object, method: str, part: Any, position: Any) -> None:
+        super().__init__(step, f"{type(source).__name__}.{method}")
         self.part = part
         self.position = position
 
     def which(self, show: Show = shorten) -> str:
-        """Name the part, and the position in it."""
+        """Return the part and the position in it, as text."""
         if self.part is NO_PART:
             return ""
         at = "its beginning" if self.position is None else f"position {show(self.position)}"
         return f"for part {show(self.part)} at {at}"
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `SourceError`."""
+        """Raise a `SourceError` that names the part and the position."""
         part = "" if self.part is NO_PART else shorten(self.part)
         position = "" if self.position is None else shorten(self.position)
-        failed = SourceError(self.step, self.name, part, position, tell(error))
+        failed = SourceError(self.step, self.name, part, position, describe_error(error))
         failed.passing = may_pass(error)
         raise failed from error
 
 
 def attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Call `work`, which calls user code, and return its result, or what it raised as an `Exception`.
+    """Call `work`, which calls user code, and return its result, or its error as an `Exception`.
 
     For work of another thread: a future cannot hold a `StopIteration`, and takes a `CancelledError` for its own.
     """
@@ -539,7 +545,7 @@ def attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         pass_interrupt(error)
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             return None, error
-        named = UserCodeError("", name_of(work), "", "", tell(error))
+        named = UserCodeError("", name_of(work), "", "", describe_error(error))
         named.__cause__ = error
         return None, named
 
@@ -549,31 +555,31 @@ class SinkCall(Call):
 
     __slots__ = ("items",)
 
-    def __init__(self, step: str, sink: object, what: str, items: Any = ()) -> None:
-        super().__init__(step, f"{type(sink).__name__}.{what}")
+    def __init__(self, step: str, sink: object, method: str, items: Any = ()) -> None:
+        super().__init__(step, f"{type(sink).__name__}.{method}")
         self.items = items
 
     def which(self, show: Show = shorten) -> str:
-        """Say how many items there are, and which is the first."""
+        """Return the number of items and the first of them, as text."""
         if not len(self.items):
             return ""
         return f"for {len(self.items)} items that begin with {show(self.items[0])}"
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `SinkError`."""
+        """Raise a `SinkError` that names the first item."""
         record = shorten(self.items[0]) if len(self.items) else ""
-        failed = SinkError(self.step, self.name, "", record, tell(error))
+        failed = SinkError(self.step, self.name, "", record, describe_error(error))
         failed.passing = may_pass(error)
         raise failed from error
 
 
 class TokenCall(SinkCall):
-    """A call of a sink for what was prepared for a snapshot; `items` are the tokens."""
+    """A call of a sink for tokens, which stand for output prepared for a snapshot; `items` are the tokens."""
 
     __slots__ = ()
 
     def which(self, show: Show = shorten) -> str:
-        """Name the token; of several, how many there are, and the first."""
+        """Return the token as text; of several tokens, their number and the first."""
         if len(self.items) == 1:
             return f"for the token {show(self.items[0])}"
         if not len(self.items):
@@ -581,8 +587,8 @@ class TokenCall(SinkCall):
         return f"for {len(self.items)} tokens that begin with {show(self.items[0])}"
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `TokenError`."""
+        """Raise a `TokenError` that names the tokens."""
         named = self.which().removeprefix("for ")
-        failed = TokenError(self.step, self.name, "", named, tell(error))
+        failed = TokenError(self.step, self.name, "", named, describe_error(error))
         failed.passing = may_pass(error)
         raise failed from error

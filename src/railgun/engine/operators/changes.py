@@ -1,25 +1,25 @@
-"""Changes: which keys of an operator changed since the last snapshot, and how the next one saves them.
+"""Track which keys of an operator changed since the last snapshot, and save them with the next.
 
 A snapshot is of one moment, its cut, and must not stop the flow however much there is to save. So at the cut only the
 set of keys to save is put aside. They are encoded in pieces (`step`) while records flow, and a key that is about to
 change, or to leave, is encoded just before (`touch`, `preserve`). Rules:
 
-1. Whoever changes the state of keys says so first: `touch`.
-2. A *full* snapshot saves every key there is at the cut. Otherwise it saves those that changed since the last one that
-   was committed; a key that has no state any more is saved as deleted.
-3. What a snapshot was to save counts as changed again if it is not committed.
-4. A key takes along that it changed when it moves; and that it is part of a snapshot not settled yet, which is the
-   same to its new owner.
-5. A key that comes after the cut was saved where it came from. So before it is put in it is preserved as what it was
-   here at the cut: not there.
+1. An operator calls `touch` before it changes the state of keys.
+2. A *full* snapshot saves every key that has state at the cut. Otherwise it saves those that changed since the last
+   committed snapshot; a key that has no state any more is saved as deleted.
+3. If a snapshot is not committed, the keys it was to save count as changed again.
+4. A key that moves takes along whether it changed, and whether it is part of a snapshot not settled yet; for its new
+   owner both mean that it changed.
+5. A key that comes after the cut was saved by its former owner. So before it is added it is preserved in the form it
+   had here at the cut: absent.
 
 Where a few thousand keys change again and again, noting the key of every record costs more than all the rest of a
 snapshot. So once nearly all keys have changed, the others count as changed too, and keys are not noted any more
 (`all_changed`):
 
 6. When `all_changed` is set, every key that has state is in `changed`. A key that gets state later is found in the
-   store at the next cut. If it has lost its state by then, no snapshot has a state of it but one that was told
-   that it is deleted, or will be: the key had none when `all_changed` was set, so it is in `changed` or `flying`.
+   store at the next cut. If it has lost its state by then, every snapshot with a state of it was told, or will be
+   told, that the key is deleted: the key had none when `all_changed` was set, so it is in `changed` or `in_flight`.
 7. That holds as long as no key comes from another worker or goes to one. So before one does, and at the cut, all keys
    of the store are noted (`_note_all`); from then on each key is noted again.
 """
@@ -40,48 +40,47 @@ if TYPE_CHECKING:
     from railgun.engine.operators.keyed import Keyed
     from railgun.engine.snapshots.table import TableWriter
 
-BLOCK: Final = 500
-MOST_KEYS: Final = (
-    1 << 16
-)  # of a store that may count as changed as a whole: noting them takes 2 ms
-MOST_UNCHANGED: Final = 1 / 32  # of its keys, that are saved without need then
-LOOK_EVERY: Final = 4  # records a key, between two looks for keys that have not changed
-FEW: Final = 8  # keys whose types are sooner looked at than a call is noted
+BLOCK_KEYS: Final = 500  # keys saved at once
+# The largest store that may count as changed as a whole: noting so many keys takes 2 ms.
+MAX_ALL_CHANGED_KEYS: Final = 1 << 16
+MAX_UNCHANGED_SHARE: Final = 1 / 32  # share of its keys that may be saved without need then
+LOOK_INTERVAL_PER_KEY: Final = 4  # records per key between two looks for keys that have not changed
+FEW_KEYS: Final = 8  # up to so many keys, checking their types costs less than entering a call
 BUILT_IN: Final = frozenset({int, str, bytes, float, bool, type(None)})
-"""Types of keys that call no code of users when they are looked for."""
+"""Types of keys whose lookup calls no user code."""
 _NONE: Final = object()
 
 
 class Changes:
-    """The changes of one operator."""
+    """The changed keys of one operator, and the snapshot that is being saved."""
 
     __slots__ = (
-        "_done", "_full", "_keys", "_left", "_table", "_touched", "all_changed", "changed", "flying", "operator",
+        "_done", "_full", "_keys", "_left", "_table", "_touched", "all_changed", "changed", "in_flight", "operator",
     )  # fmt: skip
 
     def __init__(self, operator: Keyed) -> None:
         self.operator = operator
         self.changed: set[Any] = set()
-        self.flying: set[Any] = set()  # that had changed when the snapshot not settled yet was cut
-        self.all_changed = (
-            False  # every key of the store counts as changed, also if it is not noted
-        )
-        self._touched = 0  # keys, since the last look for keys that have not changed
+        # Keys that had changed at the cut of the unsettled snapshot.
+        self.in_flight: set[Any] = set()
+        self.all_changed = False  # whether every key of the store counts as changed, noted or not
+        self._touched = 0  # keys touched since the last look for unchanged keys
         self._table: TableWriter | None = None
         self._full = False
-        self._keys: Iterator[Any] = iter(())  # to be saved with a full snapshot
-        self._done: set[Any] = set()  # saved with a full snapshot
-        self._left: set[Any] = set()  # not yet saved with one of changes
+        self._keys: Iterator[Any] = iter(())  # keys to save with a full snapshot
+        self._done: set[Any] = set()  # keys saved with a full snapshot
+        self._left: set[Any] = set()  # keys not yet saved with an incremental snapshot
 
     def touch(self, keys: Collection[Any], records: Sequence[Any] = ()) -> None:
-        """Note that these keys are about to change; save those that a snapshot needs as they are now.
+        """Note that these keys are about to change; first save those that a snapshot needs as they are now.
 
-        `records`: what they are about to change by, to be named if the code of a key fails.
+        `records` are those that change the keys, to be named if the code of a key fails.
         """
         count = len(self.operator.states)
-        if self.all_changed and count <= MOST_KEYS and self._table is None:
+        if self.all_changed and count <= MAX_ALL_CHANGED_KEYS and self._table is None:
             return
-        if len(keys) <= FEW and BUILT_IN.issuperset(map(type, keys)):  # the key of a timer, say
+        if len(keys) <= FEW_KEYS and BUILT_IN.issuperset(map(type, keys)):
+            # For example the key of a timer that fires.
             self._touch(keys, None)
             return
         with KeyCalls(self.operator.step, keys, records) as call:
@@ -90,7 +89,7 @@ class Changes:
 
     def _touch(self, keys: Collection[Any], call: KeyCalls | None) -> None:
         count = len(self.operator.states)
-        if count > MOST_KEYS:
+        if count > MAX_ALL_CHANGED_KEYS:
             self._note_all()
         if not self.all_changed:
             if call is None:
@@ -99,7 +98,7 @@ class Changes:
                 self.changed.update(call.walk())
                 call.walked()
             self._touched += len(keys)
-            if self._touched > LOOK_EVERY * count:
+            if self._touched > LOOK_INTERVAL_PER_KEY * count:
                 self._look()
         if self._table is not None:
             self.preserve(keys)
@@ -108,12 +107,12 @@ class Changes:
         """Let all keys count as changed if nearly all have changed, and the store is small and in memory."""
         self._touched = 0
         states = self.operator.states
-        if len(states) > MOST_KEYS or not isinstance(self.operator.store, MemoryStore):
+        if len(states) > MAX_ALL_CHANGED_KEYS or not isinstance(self.operator.store, MemoryStore):
             return
-        most = MOST_UNCHANGED * len(states)
+        most = MAX_UNCHANGED_SHARE * len(states)
         if len(states) - len(self.changed) > most:
             return
-        unchanged = states.keys() - self.changed  # many, if many that changed were deleted
+        unchanged = states.keys() - self.changed  # many, if many changed keys were deleted
         if len(unchanged) <= most:
             self.changed |= unchanged
             self.all_changed = True
@@ -131,31 +130,31 @@ class Changes:
         """Begin a snapshot of this moment, whose rows go to `table`; a `full` one saves every key."""
         with KeyCalls(self.operator.step):
             self._note_all()
-            self.flying |= self.changed
+            self.in_flight |= self.changed
         self.changed = set()
         self._touched = 0
         self._table, self._full = table, full
         if full:
             self._keys, self._done = chain.from_iterable(self.operator.store.census()), set()
         else:
-            self._left = self.flying.copy()
+            self._left = self.in_flight.copy()
 
     @property
     def saving(self) -> bool:
-        """Whether keys are left to save."""
+        """Return whether keys are left to save."""
         return self._table is not None
 
     def step(self) -> None:
-        """Save a block of keys; end if none is left."""
+        """Save a block of keys; end the snapshot if none is left."""
         if self._full:
-            block = list(islice(self._keys, BLOCK))
+            block = list(islice(self._keys, BLOCK_KEYS))
             if block:
                 with KeyCalls(self.operator.step, block):
                     self.preserve(block)
                 return
         elif self._left:
             pop = self._left.pop
-            block = [pop() for _ in range(min(BLOCK, len(self._left)))]
+            block = [pop() for _ in range(min(BLOCK_KEYS, len(self._left)))]
             with KeyCalls(self.operator.step, block):
                 self._save(block)
             return
@@ -180,14 +179,14 @@ class Changes:
         operator.fetch_missing(keys)
         get = operator.states.get
         states = [get(key, _NONE) for key in keys]
-        gone = [state is _NONE for state in states]
-        deleted = gone if any(gone) else None
+        missing = [state is _NONE for state in states]
+        deleted = missing if any(missing) else None
         if deleted is not None:
-            if self._full:  # made after the cut
-                there = list(map(not_, gone))
+            if self._full:  # such keys were added after the cut
+                present = list(map(not_, missing))
                 keys, states, deleted = (
-                    list(compress(keys, there)),
-                    list(compress(states, there)),
+                    list(compress(keys, present)),
+                    list(compress(states, present)),
                     None,
                 )
                 if not keys:
@@ -204,38 +203,38 @@ class Changes:
             table.add(hashes, keys, saved, timers, ended, deleted)
 
     def settle(self, committed: bool) -> None:
-        """The snapshot counts from now on; or it does not, and what it was to save is still to be saved."""
+        """Settle the snapshot: if it was not committed, the keys it was to save count as changed again."""
         if not committed:
             with KeyCalls(self.operator.step):
-                self.changed |= self.flying
-        self.flying = set()
+                self.changed |= self.in_flight
+        self.in_flight = set()
 
     def give_up(self) -> None:
-        """Nothing is left to be saved, or what is left is not to be."""
+        """End the snapshot, whether keys are left to save or not."""
         self._table = None
         self._keys, self._done, self._left = iter(()), set(), set()
 
     # ------------------------------------------------------------ moving
 
     def leave(self, keys: Sequence[Any]) -> list[Any]:
-        """Let go of keys that are about to leave; return those that count as changed where they go."""
+        """Prepare for keys that are about to leave; return those that count as changed at their new owner."""
         self._note_all()
         self.preserve(keys)
-        if not self.changed and not self.flying:
+        if not self.changed and not self.in_flight:
             return []
-        changed = [key for key in keys if key in self.changed or key in self.flying]
+        changed = [key for key in keys if key in self.changed or key in self.in_flight]
         self.changed.difference_update(keys)
-        self.flying.difference_update(keys)
+        self.in_flight.difference_update(keys)
         return changed
 
     def arrive(self, keys: Collection[Any]) -> None:
-        """Prepare for keys that are about to be put in: a snapshot under way has them as not there."""
+        """Prepare for keys that are about to be added: a snapshot under way has them as absent."""
         self._note_all()
         self.preserve(keys)
 
     def deleted(self) -> list[Any]:
-        """What changed and is no more: keys that nobody else will say of that they are deleted."""
+        """Return the changed keys without state: no other worker will report them as deleted."""
         with KeyCalls(self.operator.step):
-            keys = [*{*self.changed, *self.flying}]
+            keys = [*{*self.changed, *self.in_flight}]
             self.operator.fetch_missing(keys)
             return [key for key in keys if key not in self.operator.states]

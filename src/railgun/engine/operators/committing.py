@@ -1,4 +1,4 @@
-"""Committing what the writers of a sink have prepared for a snapshot."""
+"""Commit what the writers of a sink have prepared for a snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def commit_calls(
 ) -> Iterator[Callable[[], None]]:
     """Yield the calls that commit tokens: one for all if the sink commits them together, else one for each.
 
-    What a call raises names the step, the sink and the tokens (`TokenError`).
+    An error that a call raises names the step, the sink and the tokens (`TokenError`).
     """
     if not sink.commits_together:
         for token in tokens:

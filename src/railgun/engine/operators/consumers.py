@@ -1,14 +1,15 @@
-"""Several consumers of one stream: what one of them changes in an item, the others must not see.
+"""Hand the items of one stream to several consumers, so that none sees another's changes to an item.
 
-If two steps got the same item and one changed it in place, what the other sees would depend on who comes first. Rules:
+If two steps got the same item and one changed it in place, the other would see either form, depending on which step
+comes first. Rules:
 
-1. Each consumer has items of its own, always: all but the last have copies. So what each of them sees is what was
-   emitted, whatever the others do, and whenever they begin to. Items that cannot change (numbers, text, tuples of
-   these) are their own copies; of the others, plain ones are copied quickly (`copying`).
+1. Each consumer always has items of its own: all but the last get copies. So each of them sees the items that were
+   emitted, whatever the others do, and whenever they begin to change them. Items that cannot change (numbers, text,
+   tuples of these) are their own copies; of the others, plain ones are copied quickly (`copying`).
 2. An item that cannot be copied (a lock, an open file) is handed to all of them as it is.
-3. Where that must not be copied but found (`FlowTester`), a consumer that changes an item is an error, which names it.
+3. In strict mode (`FlowTester`), a consumer that changes an item is an error, which names the consumer.
 
-A stream with one consumer is none of this module's business, and pays nothing.
+A stream with one consumer does not use this module, and costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.engine.operators.calls import ValueCalls
-from railgun.engine.operators.copying import ATOMS, ODD, own_copy, plain_copy
+from railgun.engine.operators.copying import ATOMS, NOT_PLAIN, own_copy, plain_copy
 from railgun.engine.operators.describe import shorten
 from railgun.engine.operators.sharing import Watched
 from railgun.flows.errors import StepError
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from railgun.engine.operators.operator import Operator
     from railgun.transport.rows import RowBatch
 
-WATCHED: Final = 1_000
-"""Items that are watched for each consumer, where it is to be found out whether it changes them."""
+WATCHED_ITEMS: Final = 1_000
+"""The number of items watched for changes for each consumer, in strict mode."""
 
 
 class SharedItemError(StepError):
@@ -43,7 +44,7 @@ class SharedItemError(StepError):
 
 
 class Consumers:
-    """Hands the batches of one step to the several operators that take from it."""
+    """Hands the batches of one step to the several operators that follow it."""
 
     def __init__(self, step: str, outs: Sequence[Operator]) -> None:
         self.step = step
@@ -51,21 +52,21 @@ class Consumers:
         self.strict = False
         self.numbered = False
         """Whether rows are numbered, because their ways meet again (`operators.ways`)."""
-        self._watched: list[deque[Watched]] = [deque(maxlen=WATCHED) for _ in outs]
+        self._watched: list[deque[Watched]] = [deque(maxlen=WATCHED_ITEMS) for _ in outs]
 
     def push(self, batch: RowBatch) -> None:
-        """Hand a batch to all of them: items of its own to each, to the last one those that were emitted."""
-        mine = [batch.with_values(self._copies(batch.values)) for _ in self.outs[1:]]
-        mine.append(batch)
+        """Hand a batch to all consumers: copies of its items to all but the last, which gets the items themselves."""
+        batches = [batch.with_values(self._copies(batch.values)) for _ in self.outs[1:]]
+        batches.append(batch)
         if self.strict:
-            for own, watch in zip(mine, self._watched, strict=True):
-                watch.extend(filter(None, map(Watched.of, own.values[:WATCHED])))
-        for way, (out, own) in enumerate(zip(self.outs, mine, strict=True)):
-            out.push(own.numbered(way) if self.numbered else own)
+            for own_batch, watch in zip(batches, self._watched, strict=True):
+                watch.extend(filter(None, map(Watched.of, own_batch.values[:WATCHED_ITEMS])))
+        for way, (out, own_batch) in enumerate(zip(self.outs, batches, strict=True)):
+            out.push(own_batch.numbered(way) if self.numbered else own_batch)
         self.check()
 
     def check(self) -> None:
-        """Raise `SharedItemError` if a consumer has changed an item it was given, and that is an error here."""
+        """Raise `SharedItemError` if a consumer has changed an item it was given; only in strict mode."""
         for out, watched in zip(self.outs, self._watched, strict=True):
             for item in watched if self.strict else ():
                 if item.has_changed():
@@ -73,17 +74,19 @@ class Consumers:
                     raise SharedItemError(out.step, self.step, "", now, was)
 
     def _copies(self, items: list[Any]) -> list[Any]:
-        """Return copies of items; of one that cannot be copied, itself."""
+        """Return copies of the items; an item that cannot be copied stands for itself."""
         if ATOMS.issuperset(map(type, items)):
             return items.copy()
         copies = [item if type(item) in ATOMS else plain_copy(item) for item in items]
-        odd = [row for row, item in enumerate(copies) if item is ODD]
-        if odd:  # which may call code of users
-            tried: list[int] = []
-            values = [items[row] for row in odd]
-            with ValueCalls(self.step, "copy of items", "record", values, tried.__len__) as call:
+        not_plain = [row for row, item in enumerate(copies) if item is NOT_PLAIN]
+        if not_plain:  # copying these may call user code
+            copied_rows: list[int] = []
+            values = [items[row] for row in not_plain]
+            with ValueCalls(
+                self.step, "copy of items", "record", values, copied_rows.__len__
+            ) as call:
                 copy = call.following(own_copy)
-                for row in odd:
+                for row in not_plain:
                     copies[row] = copy(items[row])
-                    tried.append(row)
+                    copied_rows.append(row)
         return copies

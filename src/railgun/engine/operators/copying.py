@@ -1,14 +1,14 @@
-"""Copies of values that somebody else may change: quick ones of plain values, so that they can be made always.
+"""Copy values that later code may change: plain values so quickly that they can always be copied.
 
 Most values of flows are *plain*: numbers, text, dates, enums; tuples, lists, dicts, sets, named tuples, arrays of
 numbers; objects that have nothing but their attributes and slots; and these inside of each other. Rules:
 
-1. A copy shares nothing with its value that can change. What cannot change (a tuple of numbers) is its own copy.
-2. An object that is there twice in a value is there twice in its copy; an object may contain itself.
-3. A copy of a plain value is what `copy.deepcopy` makes of it, and calls no code of users but the `__hash__`
-   and `__eq__` of keys. It takes some hundred nanoseconds for a small dict, where `deepcopy` takes some microseconds.
-4. Anything else is *odd*: classes that say how they are copied or pickled, subclasses of what is built in, classes of
-   other languages. Only `deepcopy` can copy it, which may call code of users, take long, or be refused.
+1. A copy shares nothing changeable with its value. A value that cannot change (a tuple of numbers) is its own copy.
+2. An object that occurs twice in a value occurs twice in its copy; an object may contain itself.
+3. A copy of a plain value equals that of `copy.deepcopy`, and calls no user code but the `__hash__` and `__eq__` of
+   keys. It takes some hundred nanoseconds for a small dict, where `deepcopy` takes some microseconds.
+4. Any other value is *not plain*: classes that define how they are copied or pickled, subclasses of built-in types,
+   classes of other languages. Only `deepcopy` can copy it, which may call user code, take long, or be refused.
 """
 
 from __future__ import annotations
@@ -34,50 +34,50 @@ ATOMS: Final = frozenset({
     types.BuiltinFunctionType, types.ModuleType, datetime.datetime, datetime.date, datetime.time,
     datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID,
 })  # fmt: skip
-"""Types of values that cannot change, and have nothing inside that can."""
-ODD: Final = object()
-"""What `plain_copy` returns for a value that is not plain."""
-_FEW: Final = 16  # parts that are sooner looked at one by one
-MOST_KNOWN: Final = 10_000
-"""Types of which it is remembered how they are copied."""
+"""Types of values that cannot change, and have nothing changeable inside."""
+NOT_PLAIN: Final = object()
+"""The result of `plain_copy` for a value that is not plain."""
+_FEW_PARTS: Final = 16  # up to so many parts, a loop over them beats one look at all types
+MAX_KNOWN_TYPES: Final = 10_000
+"""The largest number of types whose copiers are remembered."""
 
 Memo = dict[int, Any]
-"""Copies, by the identity of what they are copies of."""
+"""Copies, by the identity of their originals."""
 Copier = Callable[[Any, Memo], Any]
 
 
-class _OddError(Exception):
-    """There is something odd inside of a value."""
+class _NotPlainError(Exception):
+    """A value contains something that is not plain."""
 
 
 def plain_copy(value: Any) -> Any:
-    """Return a copy of a plain value; `ODD` if it is not plain, or nested too deeply.
+    """Return a copy of a plain value, or `NOT_PLAIN` if the value is not plain or nested too deeply.
 
-    >>> one = [1]
-    >>> made = plain_copy({"a": one, "b": one, "c": (1, "x")})
-    >>> made, made["a"] is made["b"], made["a"] is one
+    >>> inner = [1]
+    >>> copy = plain_copy({"a": inner, "b": inner, "c": (1, "x")})
+    >>> copy, copy["a"] is copy["b"], copy["a"] is inner
     ({'a': [1], 'b': [1], 'c': (1, 'x')}, True, False)
     >>> pair = (1, "x")
-    >>> plain_copy(pair) is pair, plain_copy([iter("ab")]) is ODD
+    >>> plain_copy(pair) is pair, plain_copy([iter("ab")]) is NOT_PLAIN
     (True, True)
     """
     copier = _copiers.get(type(value))
     try:
         return _copy(value, {}) if copier is None else copier(value, {})
-    except (_OddError, RecursionError):
-        return ODD
+    except (_NotPlainError, RecursionError):
+        return NOT_PLAIN
 
 
 def copied(value: Any) -> Any:
-    """Return a copy that shares nothing that can change. Raises what `deepcopy` raises of an odd value."""
+    """Return a copy that shares nothing changeable with the value; raise what `deepcopy` raises if it is not plain."""
     if type(value) in ATOMS:
         return value
-    made = plain_copy(value)
-    return deepcopy(value) if made is ODD else made
+    copy = plain_copy(value)
+    return deepcopy(value) if copy is NOT_PLAIN else copy
 
 
 def own_copy(value: Any) -> Any:
-    """Return a copy that shares nothing that can change, or the value itself if it cannot be copied."""
+    """Return a copy that shares nothing changeable, or the value itself if it cannot be copied."""
     try:
         return copied(value)
     except BaseException as error:
@@ -89,13 +89,13 @@ def _copy(value: Any, memo: Memo) -> Any:
     kind = type(value)
     if kind in ATOMS:
         return value
-    made = memo.get(id(value))
-    if made is not None:
-        return made
+    copy = memo.get(id(value))
+    if copy is not None:
+        return copy
     copier = _copiers.get(kind)
     if copier is None:
         copier = _copier_of(kind)
-        if len(_copiers) > MOST_KNOWN:
+        if len(_copiers) > MAX_KNOWN_TYPES:
             _copiers.clear()
             _copiers.update(_BUILT_IN)
         _copiers[kind] = copier
@@ -109,54 +109,54 @@ def _copy_tuple(value: tuple[Any, ...], memo: Memo) -> Any:
     else:
         return value
     parts = [part if type(part) in ATOMS else _copy(part, memo) for part in value]
-    made = memo.get(id(value))  # if it contains a list, say, that contains it
-    if made is None:
-        made = memo[id(value)] = tuple.__new__(type(value), parts)
-    return made
+    copy = memo.get(id(value))  # copied already if a part contains the tuple itself
+    if copy is None:
+        copy = memo[id(value)] = tuple.__new__(type(value), parts)
+    return copy
 
 
 def _copy_frozenset(value: frozenset[Any], memo: Memo) -> Any:
     if ATOMS.issuperset(map(type, value)):
         return value
-    made = memo[id(value)] = frozenset([_copy(part, memo) for part in value])
-    return made
+    copy = memo[id(value)] = frozenset([_copy(part, memo) for part in value])
+    return copy
 
 
 def _copy_list(value: list[Any], memo: Memo) -> Any:
-    made = memo[id(value)] = value.copy()
-    if len(made) <= _FEW or not ATOMS.issuperset(map(type, made)):
+    copy = memo[id(value)] = value.copy()
+    if len(copy) <= _FEW_PARTS or not ATOMS.issuperset(map(type, copy)):
         for at, part in enumerate(value):
             if type(part) not in ATOMS:
-                made[at] = _copy(part, memo)
-    return made
+                copy[at] = _copy(part, memo)
+    return copy
 
 
 def _copy_set(value: set[Any], memo: Memo) -> Any:
-    made: set[Any]
+    copy: set[Any]
     if ATOMS.issuperset(map(type, value)):
-        made = memo[id(value)] = value.copy()
-        return made
-    made = memo[id(value)] = set()
-    made.update([_copy(part, memo) for part in value])
-    return made
+        copy = memo[id(value)] = value.copy()
+        return copy
+    copy = memo[id(value)] = set()
+    copy.update([_copy(part, memo) for part in value])
+    return copy
 
 
 def _copy_deque(value: deque[Any], memo: Memo) -> Any:
-    made: deque[Any] = deque(maxlen=value.maxlen)
-    memo[id(value)] = made
-    made.extend([part if type(part) in ATOMS else _copy(part, memo) for part in value])
-    return made
+    copy: deque[Any] = deque(maxlen=value.maxlen)
+    memo[id(value)] = copy
+    copy.extend([part if type(part) in ATOMS else _copy(part, memo) for part in value])
+    return copy
 
 
 def _copy_dict(value: dict[Any, Any], memo: Memo) -> Any:
-    made = memo[id(value)] = value.copy()
+    copy = memo[id(value)] = value.copy()
     for key, part in value.items():
         if type(part) not in ATOMS:
-            made[key] = _copy(part, memo)
+            copy[key] = _copy(part, memo)
         if type(key) not in ATOMS:
-            made.clear()
-            return _fill(made, value, memo)
-    return made
+            copy.clear()
+            return _fill(copy, value, memo)
+    return copy
 
 
 def _copy_defaultdict(value: defaultdict[Any, Any], memo: Memo) -> Any:
@@ -165,54 +165,54 @@ def _copy_defaultdict(value: defaultdict[Any, Any], memo: Memo) -> Any:
 
 def _copy_ordered(value: OrderedDict[Any, Any] | Counter[Any], memo: Memo) -> Any:
     if vars(value):
-        raise _OddError
+        raise _NotPlainError
     return _fill(type(value)(), value, memo)
 
 
-def _fill(made: dict[Any, Any], value: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
-    memo[id(value)] = made
+def _fill(copy: dict[Any, Any], value: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
+    memo[id(value)] = copy
     for key, part in value.items():
         if type(key) not in ATOMS:
             key = _copy(key, memo)
-        made[key] = part if type(part) in ATOMS else _copy(part, memo)
-    return made
+        copy[key] = part if type(part) in ATOMS else _copy(part, memo)
+    return copy
 
 
 def _copy_bytearray(value: bytearray, memo: Memo) -> Any:
-    made = memo[id(value)] = bytearray(value)
-    return made
+    copy = memo[id(value)] = bytearray(value)
+    return copy
 
 
 def _copy_array(value: np.ndarray[Any, Any], memo: Memo) -> Any:
     if value.dtype.hasobject:
-        raise _OddError
-    made = memo[id(value)] = value.copy(order="K")
-    return made
+        raise _NotPlainError
+    copy = memo[id(value)] = value.copy(order="K")
+    return copy
 
 
 def _copy_object(value: Any, memo: Memo) -> Any:
-    made = memo[id(value)] = object.__new__(type(value))
-    own = vars(made)
+    copy = memo[id(value)] = object.__new__(type(value))
+    own = vars(copy)
     for name, part in vars(value).items():
         own[name] = part if type(part) in ATOMS else _copy(part, memo)
-    return made
+    return copy
 
 
 def _copier_of_slots(slots: Sequence[Any], has_attributes: bool) -> Copier:
-    """Return what copies objects that have these slots; `has_attributes`: and others."""
+    """Return the copier of objects that have these slots and, with `has_attributes`, attributes."""
 
     def copy_slots(value: Any, memo: Memo) -> Any:
         if has_attributes:
-            made = _copy_object(value, memo)
+            copy = _copy_object(value, memo)
         else:
-            made = memo[id(value)] = object.__new__(type(value))
+            copy = memo[id(value)] = object.__new__(type(value))
         for slot in slots:
             try:
                 part = slot.__get__(value)
-            except AttributeError:  # nothing is in it
+            except AttributeError:  # the slot is empty
                 continue
-            slot.__set__(made, part if type(part) in ATOMS else _copy(part, memo))
-        return made
+            slot.__set__(copy, part if type(part) in ATOMS else _copy(part, memo))
+        return copy
 
     return copy_slots
 
@@ -222,11 +222,11 @@ def _is_own_copy(value: Any, memo: Memo) -> Any:
 
 
 def _refuse(value: Any, memo: Memo) -> Any:
-    raise _OddError
+    raise _NotPlainError
 
 
 class _Plain:
-    """What an object is made of that has nothing but its attributes."""
+    """A class without slots: its size is that of an object with nothing but attributes."""
 
 
 class _Slot:
@@ -236,8 +236,14 @@ class _Slot:
 _MADE_IN_PYTHON: Final = 1 << 9  # a flag of CPython's types: Py_TPFLAGS_HEAPTYPE
 _SIZE: Final = _Plain.__basicsize__
 _SLOT: Final = _Slot.__basicsize__ - object.__basicsize__
-_MAKES: Final = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__getattribute__")
-"""Methods that all classes have; one that has its own may copy itself in its own way."""
+_COPY_METHODS: Final = (
+    "__new__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__getattribute__",
+)
+"""Methods that all classes have; a class that overrides one may copy itself in its own way."""
 _HOOKS: Final = (
     "__deepcopy__", "__copy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__getattr__",
 )  # fmt: skip
@@ -253,7 +259,7 @@ def _copier_of(kind: type) -> Copier:
         return _refuse
     if _is_named_tuple(kind):
         return _copy_tuple
-    if any(getattr(kind, name) is not getattr(object, name) for name in _MAKES):
+    if any(getattr(kind, name) is not getattr(object, name) for name in _COPY_METHODS):
         return _refuse
     if any(hasattr(kind, name) for name in _HOOKS) or any(map(_hides_attributes, kind.__mro__)):
         return _refuse
@@ -261,36 +267,36 @@ def _copier_of(kind: type) -> Copier:
     has_attributes = kind.__dictoffset__ != 0
     size = (_SIZE if has_attributes else object.__basicsize__) + len(slots) * _SLOT
     if kind.__basicsize__ != size or kind.__itemsize__:
-        return _refuse  # there is more in its objects than Python shows
+        return _refuse  # its objects hold more than Python shows
     if has_attributes and not slots:
         return _copy_object
     return _copier_of_slots(slots, has_attributes)
 
 
 def _slots_of(kind: type) -> list[Any]:
-    """Return the slots of a class and of those it comes from."""
+    """Return the slots of a class and of its base classes."""
     return [
         slot
-        for one in kind.__mro__
-        for slot in vars(one).values()
+        for base in kind.__mro__
+        for slot in vars(base).values()
         if isinstance(slot, types.MemberDescriptorType)
     ]
 
 
 def _hides_attributes(kind: type) -> bool:
-    """Whether a class has a `__dict__` of its own making, which is not where its attributes are."""
-    found = vars(kind).get("__dict__")
-    return found is not None and not isinstance(found, types.GetSetDescriptorType)
+    """Return whether a class defines a `__dict__` of its own, which does not hold its attributes."""
+    descriptor = vars(kind).get("__dict__")
+    return descriptor is not None and not isinstance(descriptor, types.GetSetDescriptorType)
 
 
 def _is_named_tuple(kind: type) -> bool:
-    made_by = getattr(kind.__new__, "__code__", None)
+    code = getattr(kind.__new__, "__code__", None)
     return (
         kind.__bases__ == (tuple,)
         and hasattr(kind, "_fields")
         and kind.__dictoffset__ == 0
-        and made_by is not None
-        and made_by.co_filename.startswith("<string>")
+        and code is not None
+        and code.co_filename.startswith("<string>")
         and all(
             getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__")
         )

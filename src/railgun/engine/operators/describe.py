@@ -1,4 +1,4 @@
-"""How exceptions, functions and values appear in messages."""
+"""Describe exceptions, functions and values in messages."""
 
 from __future__ import annotations
 
@@ -12,57 +12,59 @@ from railgun import errors
 from railgun.errors import RailgunError, represent
 from railgun.flows.errors import StepError
 
-SHOWN: Final = 500
+MAX_SHOWN_CHARACTERS: Final = 500
 _RAILGUN: Final = str(Path(errors.__file__).parent)
-PLACES: Final = 200  # of which tracebacks are remembered
+MAX_CACHED_TRACEBACKS: Final = 200  # number of places whose tracebacks are remembered
 
 
-def tell(error: BaseException) -> str:
-    """An exception in a message: with its traceback, unless it says all there is to say."""
+def describe_error(error: BaseException) -> str:
+    """Return an exception as text: with its traceback, unless its message says everything."""
     if isinstance(error, RailgunError) and not isinstance(error, StepError):
         return f"{type(error).__name__}: {error}"
     hidden = error.__suppress_context__ or error.__context__ is None
     if error.__cause__ is not None or not hidden or isinstance(error, BaseExceptionGroup):
         of_user = beyond_railgun(error.__traceback__)
         return "".join(traceback.format_exception(type(error), error, of_user, limit=-8))
-    return _way_to(error) + "".join(traceback.format_exception_only(error))
+    return _traceback_text(error) + "".join(traceback.format_exception_only(error))
 
 
 def beyond_railgun(trace: TracebackType | None) -> TracebackType | None:
-    """Return where a traceback comes to code of users, without what leads there; all of it if it never does."""
-    at = trace
-    while at is not None and at.tb_frame.f_code.co_filename.startswith(_RAILGUN):
-        at = at.tb_next
-    return at or trace
+    """Return the part of a traceback from the first frame of user code on; all of it if there is none."""
+    frame = trace
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_RAILGUN):
+        frame = frame.tb_next
+    return frame or trace
 
 
-_ways: dict[tuple[Any, ...], str] = {}
+_traceback_texts: dict[tuple[Any, ...], str] = {}
 
 
-def _way_to(error: BaseException) -> str:
-    """Where it was raised: mostly at one place, for thousands of records, so that is worked out once."""
-    place: list[Any] = []
-    at = first = beyond_railgun(error.__traceback__)
-    while at is not None:
-        code = at.tb_frame.f_code
-        place += code.co_filename, code.co_name, at.tb_lineno, at.tb_lasti
-        at = at.tb_next
-    known = tuple(place[-32:])  # of eight frames
-    found = _ways.get(known)
-    if found is None:
-        if len(_ways) >= PLACES:
-            _ways.clear()
+def _traceback_text(error: BaseException) -> str:
+    """Return the traceback of an error as text. It is cached: thousands of records mostly fail at one place."""
+    code_positions: list[Any] = []
+    trace = first = beyond_railgun(error.__traceback__)
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        code_positions += code.co_filename, code.co_name, trace.tb_lineno, trace.tb_lasti
+        trace = trace.tb_next
+    trace_key = tuple(code_positions[-32:])  # four values for each of eight frames
+    text = _traceback_texts.get(trace_key)
+    if text is None:
+        if len(_traceback_texts) >= MAX_CACHED_TRACEBACKS:
+            _traceback_texts.clear()
         lines = traceback.format_tb(first, limit=-8)
-        found = _ways[known] = "".join(["Traceback (most recent call last):\n", *lines])
-    return found
+        text = _traceback_texts[trace_key] = "".join(
+            ["Traceback (most recent call last):\n", *lines]
+        )
+    return text
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function in a message."""
+    """Return the name of a function for messages."""
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
 def shorten(value: Any) -> str:
-    """Return a value as it appears in a message: at most `SHOWN` characters."""
+    """Return a value as text for messages: at most `MAX_SHOWN_CHARACTERS` characters."""
     text = represent(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "…"

@@ -1,8 +1,8 @@
-"""Keyed state: what every stateful operator has, and how it moves.
+"""Hold the keyed state of an operator, save it, and move it.
 
-State lives in a `KeyStore`, of which operators see a plain dict from key to state. The protocol knows keys by their
-hashes. So when a rescale asks, the keys that move are noted, block by block (`census`), in the order of the dict, and
-in this order they leave: each lies in memory beside the one before it.
+State lives in a `KeyStore`, which operators use as a plain dict from key to state. The protocol knows keys by their
+hashes. So when a rescale asks for the keys that move, they are noted block by block (`census`), in the order of the
+dict, and leave in this order: each lies in memory beside the one before it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from railgun.engine.operators.calls import PICKLE, UNPICKLE, Call, KeyCalls, Val
 from railgun.engine.operators.changes import Changes
 from railgun.engine.operators.copying import own_copy
 from railgun.engine.operators.functions import UNFINISHED, check_result, check_state
-from railgun.engine.operators.operator import Operator, Setting, name_of, shorten, tell
-from railgun.engine.operators.sharing import Sharing
+from railgun.engine.operators.operator import Operator, Setting, describe_error, name_of, shorten
+from railgun.engine.operators.sharing import ResultChecks
 from railgun.engine.operators.timers import Timers
 from railgun.engine.protocol.frontier import MIN
 from railgun.engine.protocol.rescale.order import Order, Turns
@@ -46,23 +46,23 @@ from railgun.transport.pickling import dumps, find_unloadable
 if TYPE_CHECKING:
     from railgun.engine.snapshots.table import Rows
 
-BLOCK: Final = 2_048
-LOOKED_AT: Final = 100  # keys of a saved file whose types are compared with those of records
+BLOCK_KEYS: Final = 2_048
+SAMPLED_KEYS: Final = 100  # keys of a saved file whose types are compared with those of records
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
 
-class Leaving:
-    """The keys of a stage that leave, in the order in which they do, which is the one they are found in.
+class LeavingKeys:
+    """The keys of a stage that leave, in the order in which they were found.
 
     A hash is named to the protocol once. Further keys of the same hash, and keys that come late, are few: they are kept
     by their hashes, and leave with them.
     """
 
-    __slots__ = ("_keys", "_more", "_named", "found")
+    __slots__ = ("_keys", "_more", "_named", "found_hashes")
 
     def __init__(self) -> None:
-        self.found: list[Hashes] = []  # those of the keys, until they are named
+        self.found_hashes: list[Hashes] = []  # hashes of the keys found, until they are named
         self._named: Hashes = np.empty(0, dtype=np.uint64)
         self._keys: list[Any] = []
         self._more: dict[int, dict[Any, None]] = {}
@@ -71,24 +71,24 @@ class Leaving:
         return len(self._keys) + len(self._more)
 
     def note(self, hashes: Hashes, keys: list[Any]) -> None:
-        """These keys were found; they have these hashes."""
-        self.found.append(hashes)
+        """Add keys that were found, with their hashes."""
+        self.found_hashes.append(hashes)
         self._keys += keys
 
     def note_late(self, hashes: Hashes, keys: Sequence[Any]) -> None:
-        """These keys came after all were found, or while they were."""
+        """Add keys that came while the others were being found, or after."""
         for number, key in zip(hashes.tolist(), keys, strict=True):
             self._more.setdefault(number, {})[key] = None
 
     def name(self, order: Order) -> None:
-        """All are found, and their hashes are named in this order, which is `Order.of(found)`."""
+        """Fix the order of leaving, `Order.of(found_hashes)`: all keys are found."""
         if len(order) < len(self._keys):
             self._set_aside(order)
-        self.found, self._named = [], order.hashes
+        self.found_hashes, self._named = [], order.hashes
 
     def _set_aside(self, order: Order) -> None:
-        """Of several keys with one hash the first one stays where it is."""
-        hashes = np.concatenate(self.found)
+        """Move all but the first of several keys with one hash to the keys kept by hash."""
+        hashes = np.concatenate(self.found_hashes)
         stays = np.zeros(len(hashes), dtype=bool)
         stays[np.unique(order.find(hashes), return_index=True)[1]] = True
         for row in np.flatnonzero(~stays).tolist():
@@ -96,11 +96,11 @@ class Leaving:
         self._keys = list(compress(self._keys, stays.tolist()))
 
     def pop(self, hashes: Hashes, turns: Turns) -> list[Any]:
-        """The keys that have these hashes, whose turns these are; they ascend."""
+        """Remove and return the keys with these hashes, given their ascending turns."""
         rows = turns[turns < len(self._named)]  # the others were not named
         if bool((self._named[rows] != hashes[: len(rows)]).any()):
             raise ProtocolError("keys are to leave in an order they were not named in")
-        # What has left is let go of here: in the end all would be freed at once.
+        # Drop references to the keys that have left now: in the end all would be freed at once.
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):  # all for one new owner
             span = slice(int(rows[0]), int(rows[-1]) + 1)
             keys = self._keys[span]
@@ -125,20 +125,19 @@ class Keyed(Operator):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.store = setting.store(setting.step) if setting.store else MemoryStore()
-        self.states = (
-            self.store.states
-        )  # of keys that were fetched: see `KeyStore` for when that has to be
+        # The states of keys that were fetched: `KeyStore` says when to fetch.
+        self.states = self.store.states
         self.timers = Timers()
         self.ended: set[Any] = set()
         self.changes: Changes | None = None  # if snapshots are taken
-        self.loaded_keys: list[Any] = []  # some of those that were in the snapshot
-        self.sharing = Sharing()
+        self.loaded_keys: list[Any] = []  # a sample of the keys in the snapshot
+        self.sharing = ResultChecks()
         self._tried: set[type] = set()  # types of which a state was pickled and unpickled
 
     # ------------------------------------------------------------ results and state
 
     def taking(self, results: list[Any]) -> Callable[[Any], None]:
-        """Return the function that takes a result to `results`; where they are checked, one that remembers it."""
+        """Return the function that appends a result to `results`; in strict mode, it also notes the result."""
         if not self.sharing.strict:
             return results.append
 
@@ -156,7 +155,7 @@ class Keyed(Operator):
         state: Any,
         last: Any,
     ) -> None:
-        """Look at the state and the result of the last call of a batch, and at all results where these are checked."""
+        """Check the state and the result of a batch's last call; in strict mode, check all results."""
         check_result(self.step, function, last, self.not_results)
         check_state(self.step, function, keys[-1], state, self.not_results)
         sharing = self.sharing
@@ -167,35 +166,35 @@ class Keyed(Operator):
     # ------------------------------------------------------------ snapshots
 
     def watch_changes(self) -> None:
-        """From now on, keep account of what changes."""
+        """Record the keys that change from now on."""
         self.changes = Changes(self)
         self.timers.touch = self.changes.touch
 
     def touch(self, keys: Collection[Any], records: Sequence[Any] = ()) -> None:
-        """The state of these keys is about to change, by these records if there are any."""
+        """Announce that the state of these keys is about to change, by these records, if any."""
         if self.changes is not None:
             self.changes.touch(keys, records)
 
     def fetch(self, keys: Sequence[Any]) -> None:
-        """Bring these keys into memory, as their states are about to be asked for."""
+        """Bring these keys into memory: their states are about to be used."""
         if not isinstance(self.store, MemoryStore):
             with KeyCalls(self.step, keys):
                 self.store.fetch(keys)
 
     def fetch_missing(self, keys: Collection[Any]) -> None:
-        """Bring these keys into memory; if they are, whatever else was fetched stays there."""
+        """Bring missing ones of these keys into memory; if none is missing, other fetched keys stay there."""
         if self.store.spilled:
             missing = [key for key in keys if key not in self.states]
             if missing:
                 self.store.fetch(missing)
 
     def saved(self, keys: list[Any], states: list[Any]) -> list[Any]:
-        """The states as they are saved; None for a key that has none."""
+        """Return the states in their saved form; None for a key without state."""
         return states
 
     def unload(self, keys: Iterable[Any]) -> None:
-        """Take out keys that a snapshot says are deleted."""
-        for block in blocks(list(keys), BLOCK):
+        """Remove keys that a snapshot records as deleted."""
+        for block in blocks(list(keys), BLOCK_KEYS):
             with KeyCalls(self.step, block):
                 self.store.fetch(block)
                 for key in block:
@@ -204,10 +203,12 @@ class Keyed(Operator):
                     self.ended.discard(key)
 
     def load(self, rows: Rows) -> None:
-        """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
+        """Add saved rows; those of an older snapshot come first. `loaded` is called after the last."""
         keys, states = rows.keys, rows.states
-        self.loaded_keys += keys[:LOOKED_AT]
-        self.loaded_keys += dict(zip(map(type, keys), keys, strict=True)).values()  # one of each
+        self.loaded_keys += keys[:SAMPLED_KEYS]
+        self.loaded_keys += dict(
+            zip(map(type, keys), keys, strict=True)
+        ).values()  # one of each type
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
             states = self._upgraded(upgrade, keys, states)
         with KeyCalls(self.step, keys) as looking:
@@ -224,31 +225,35 @@ class Keyed(Operator):
     def _upgraded(
         self, upgrade: Callable[[Any], Any], keys: list[Any], states: list[Any]
     ) -> list[Any]:
-        made: list[Any] = []
-        with ValueCalls(self.step, upgrade, "key", keys, made.__len__) as call:
+        upgraded: list[Any] = []
+        with ValueCalls(self.step, upgrade, "key", keys, upgraded.__len__) as call:
             called = call.following(upgrade)
             try:
                 for state in states:
-                    made.append(called(state))
+                    upgraded.append(called(state))
             except BaseException as error:
                 pass_interrupt(error)
-                at = len(made)
+                row = len(upgraded)
                 raise UpgradeError(
-                    self.step, name_of(upgrade), shorten(keys[at]), shorten(states[at]), tell(error)
+                    self.step,
+                    name_of(upgrade),
+                    shorten(keys[row]),
+                    shorten(states[row]),
+                    describe_error(error),
                 ) from error
-        return made
+        return upgraded
 
     def _put(self, keys: list[Any], states: list[Any]) -> None:
-        """In place of what older rows said."""
+        """Store the states, replacing those of older rows."""
         if len(self.store) and not isinstance(self.store, MemoryStore):
-            for block in blocks(keys, BLOCK):
+            for block in blocks(keys, BLOCK_KEYS):
                 self.store.fetch(block)
                 for key in block:
                     self.states.pop(key, None)
         self.store.put(keys, states)
 
     def loaded(self) -> None:
-        """All that was saved is in: let it live."""
+        """Finish loading: bring saved states into their live form."""
         if type(self).unpacked is not Keyed.unpacked:
             for key, state in list(self.states.items()):
                 self.states[key] = self.unpacked(key, state)
@@ -256,31 +261,31 @@ class Keyed(Operator):
     # ------------------------------------------------------------ time
 
     def reached(self, anywhere: bool = False) -> int:
-        """Return how far time has come, as records and timers of this step were told; `MIN`: nobody was told.
+        """Return the frontier as announced to records and timers of this step; `MIN`: none was announced.
 
-        `anywhere`: for any key, also if it was told so on another worker.
+        `anywhere`: for any key, also if it was announced on another worker.
         """
         return MIN
 
     def restore(self, frontier: int) -> None:
-        """Let time have come this far for every key, before the first record: a snapshot says so."""
+        """Raise the frontier of every key to the one of a snapshot, before the first record."""
 
     def restore_keys(self, keys: Collection[Any], frontier: int) -> None:
-        """Let time have come this far for these keys, which have come from a worker that was told so."""
+        """Raise the frontier of these keys to the one they saw on the worker they came from."""
 
     def advance(self, frontier: int) -> None:
-        """Time has come so far: fire what is due."""
+        """Take a new frontier: fire the timers that are due."""
 
     def advance_keys(self, keys: Sequence[Any], frontier: int, latest: int = MIN) -> None:
-        """Time has come so far for these keys, which are about to leave; `MAX`: they end before, as in `end`."""
+        """Take a new frontier for keys that are about to leave; at `MAX` they end first, as in `end`."""
 
     def end(self, latest: int = MIN) -> None:
-        """Nothing comes any more: fire the timers that are left, and end every key that has not ended yet."""
+        """End the stream: fire the remaining timers, and end every key that has not ended yet."""
         self.fire_left()
         self.end_keys(latest)
 
     def fire_left(self) -> None:
-        """Time has come to its end: fire every timer that is set now."""
+        """Fire every timer that is set now: time has ended."""
 
     def end_keys(self, latest: int = MIN) -> None:
         """End every key that has not ended yet, at a time not before `latest`."""
@@ -288,11 +293,11 @@ class Keyed(Operator):
     # ------------------------------------------------------------ moving
 
     def census(self) -> Iterator[list[Any]]:
-        """All keys that have state now, in blocks."""
-        return self.store.census(BLOCK)
+        """Yield all keys that have state now, in blocks."""
+        return self.store.census(BLOCK_KEYS)
 
     def collect(self, keys: list[Any]) -> bytes:
-        """Take the state of those of these keys that have any out, as bytes."""
+        """Remove the state of those of these keys that have any, and return it as bytes."""
         with KeyCalls(self.step, keys) as looking:
             looking.try_keys(self.states)
             changed = [] if self.changes is None else self.changes.leave(keys)
@@ -316,7 +321,7 @@ class Keyed(Operator):
     def _encoded(self, keys: list[Any], states: list[Any]) -> bytes:
         """Encode the states of these keys.
 
-        Raises `UnpicklableStateError` for the first that pickle refuses, `UnloadableStateError` for one that cannot be
+        Raise `UnpicklableStateError` for the first that pickle refuses, `UnloadableStateError` for one that cannot be
         unpickled; one of each type is tried.
         """
         try:
@@ -335,25 +340,25 @@ class Keyed(Operator):
                 dumps(state)
             except BaseException as error:
                 pass_interrupt(error)
-                told = self._told_of_state(key, state, error)
-                raise UnpicklableStateError(*told) from error
+                details = self._state_error_details(key, state, error)
+                raise UnpicklableStateError(*details) from error
             self._check_loads([key], [state])
 
     def _check_loads(self, keys: Sequence[Any], states: Sequence[Any]) -> None:
-        found = find_unloadable(states, self._tried)
-        if found is not None:
-            at, error = found
-            told = self._told_of_state(keys[at], states[at], error)
-            raise UnloadableStateError(*told) from error
+        unloadable = find_unloadable(states, self._tried)
+        if unloadable is not None:
+            row, error = unloadable
+            details = self._state_error_details(keys[row], states[row], error)
+            raise UnloadableStateError(*details) from error
 
-    def _told_of_state(
+    def _state_error_details(
         self, key: Any, state: Any, error: BaseException
     ) -> tuple[str, str, str, str, str]:
         kind = type(state).__qualname__
         return self.step, "", shorten(key), kind, f"{type(error).__name__}: {error}"
 
     def take(self, data: memoryview) -> list[Any]:
-        """Put state from another worker in; the keys it is of."""
+        """Add state from another worker; return its keys."""
         try:
             rows, named, saved = _HEAD.unpack_from(data)
         except struct.error as error:
@@ -382,9 +387,9 @@ class Keyed(Operator):
         return keys
 
     def packed(self, key: Any, state: Any) -> Any:
-        """The state as it travels."""
+        """Return the state in the form that travels to another worker."""
         return state
 
     def unpacked(self, key: Any, state: Any) -> Any:
-        """The state as it lives here."""
+        """Return the state in the form that lives on this worker."""
         return state

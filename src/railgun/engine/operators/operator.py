@@ -1,4 +1,4 @@
-"""What all operators share: batches in by `push`, out by `emit`, and what happens when a user's function raises.
+"""Base class of operators: take batches by `push`, emit them by `emit`, and handle errors of user functions.
 
 Operators of a stage call each other synchronously: when `push` returns, nothing is in flight inside the stage.
 """
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.engine.operators.calls import RecordCalls
 from railgun.engine.operators.consumers import Consumers
+from railgun.engine.operators.describe import describe_error as describe_error
 from railgun.engine.operators.describe import name_of as name_of
 from railgun.engine.operators.describe import shorten as shorten
-from railgun.engine.operators.describe import tell as tell
 from railgun.engine.operators.functions import ASYNCHRONOUS, check_result
 from railgun.engine.state.store import KeyStore
 from railgun.errors import pass_interrupt, represent
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from railgun.engine.operators.ways import Ways
 
 
-MAPPED: Final = frozenset(
+FAST_MAPPED_TYPES: Final = frozenset(
     {itemgetter, attrgetter, methodcaller, BuiltinFunctionType, MethodDescriptorType}
 )
-"""Types of functions that `map` calls in half the time. A StopIteration is raised anew there, without what it said: so
-functions of Python, which tell more, are called one by one (which takes as long)."""
+"""Types of functions that `map` calls in half the time. A StopIteration that the function raises reaches the caller
+without its message: so Python functions, whose message matters more, are called one by one (which takes as long)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record a user's function raised for."""
+    """A record that a user's function raised for."""
 
     step: str
     key: Any
@@ -47,7 +47,7 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class Setting:
-    """What an operator is told of its surroundings when it is made."""
+    """The settings and surroundings of an operator, given when it is made."""
 
     step: str
     on_error: str = "stop"
@@ -56,16 +56,16 @@ class Setting:
     store: Callable[[str], KeyStore] | None = None
     """Makes the store of a step's state, from the step's name; None: state stays in memory."""
     upgrades: tuple[Callable[[Any], Any], ...] = ()
-    """For state saved in older forms."""
+    """Functions that bring state saved in older forms to the current form, one per version."""
 
     @property
     def version(self) -> int:
-        """Of the form its state has."""
+        """Return the version of the current form of the step's state."""
         return 1 + len(self.upgrades)
 
 
 class Operator:
-    """A step at work on one worker."""
+    """The instance of a step on one worker."""
 
     not_results: frozenset[type] = ASYNCHRONOUS
     """Types of objects that are no results of the step's function."""
@@ -74,21 +74,21 @@ class Operator:
         self.setting = setting
         self.outs: list[Operator] = []
         self.parting: Ways | None = None
-        """Set if ways part here that meet again in the stage."""
+        """Set if ways that part here meet again in the stage."""
         self.consumers: Consumers | None = None
         """Hands batches to `outs` if there are several."""
 
     @property
     def step(self) -> str:
-        """The name of the step."""
+        """Return the name of the step."""
         return self.setting.step
 
     def push(self, batch: RowBatch) -> None:
-        """Take a batch that is not empty."""
+        """Process a batch that is not empty."""
         raise NotImplementedError
 
     def emit(self, batch: RowBatch) -> None:
-        """Hand a batch to all that follow."""
+        """Hand a batch to all operators that follow."""
         if not len(batch.values):
             return
         if self.consumers is None:
@@ -100,11 +100,11 @@ class Operator:
             with self.parting.parting():
                 self.consumers.push(batch)
 
-    def ways_onwards(self) -> list[Operator]:
+    def next_operators(self) -> list[Operator]:
         """Return the operators that batches go to from here."""
         return self.outs
 
-    # ------------------------------------------------------------ users' functions that raise
+    # ------------------------------------------------------------ errors of user functions
 
     def each(
         self,
@@ -113,24 +113,24 @@ class Operator:
         values: Sequence[Any] | None = None,
         user: Callable[..., Any] | None = None,
     ) -> tuple[list[Any], list[int]]:
-        """The function's results, and the rows (ascending) it raised for, which have no result.
+        """Call a function for every row; return its results, and the rows (ascending) it raised for.
 
-        `values`: what the function is called with, if not the batch's values; `user`:
-        the user's function, which is blamed, if `function` stands around it.
+        `values` are the arguments, if not the batch's values. `user` is the user's function to name in errors, if
+        `function` wraps it.
         """
-        left = iter(batch.values if values is None else values)
+        remaining = iter(batch.values if values is None else values)
         with RecordCalls(self, user or function, batch) as call:
             results = call.results
             append = results.append
             called = call.following(function)
             while not call.over:
                 try:
-                    if type(called) in MAPPED:
-                        results.extend(map(called, left))
+                    if type(called) in FAST_MAPPED_TYPES:
+                        results.extend(map(called, remaining))
                         if not call.over:  # to `map` a StopIteration is the end of the values
                             raise StopIteration
                     else:
-                        for value in left:
+                        for value in remaining:
                             append(called(value))
                 except BaseException as error:
                     call.raised(error)
@@ -142,7 +142,7 @@ class Operator:
     def raised(
         self, function: Callable[..., Any] | str, batch: RowBatch, row: int, error: BaseException
     ) -> None:
-        """A user's function raised for this row: to the dead letters with it, or stop."""
+        """Handle an error of a user's function for this row: make a dead letter, or raise a `StepError`."""
         key = None if batch.keys is None else batch.keys[row]
         time = batch.times if isinstance(batch.times, int) else int(batch.times[row])
         self.raised_for(function, key, batch.values[row], time, error)
@@ -156,26 +156,29 @@ class Operator:
         error: BaseException,
         timer: bool = False,
     ) -> None:
-        """As `raised`, for a record that is not in a batch. A function that gives coroutines always stops the flow.
+        """Do the same as `raised`, for a record that is not in a batch.
 
-        `timer`: the function was called for a key and a time, not for a record.
+        A function that returns coroutines always stops the flow. `timer`: the function was called for a key and a time,
+        not for a record.
         """
         pass_interrupt(error)
         if isinstance(error, NotAResultError):
             raise error
         setting = self.setting
-        told = tell(error)
+        error_text = describe_error(error)
         if setting.on_error == "stop" or setting.dead_letter is None:
             where = setting.step, function if isinstance(function, str) else name_of(function)
             if timer:
-                raise TimerError(*where, shorten(key), str(time), told) from error
+                raise TimerError(*where, shorten(key), str(time), error_text) from error
             shown_key = "" if key is None else shorten(key)
-            raise StepError(*where, shown_key, shorten(record), told) from error
+            raise StepError(*where, shown_key, shorten(record), error_text) from error
         setting.errors[setting.step] = setting.errors.get(setting.step, 0) + 1
-        setting.dead_letter(DeadLetter(setting.step, key, record, time, represent(error), told))
+        setting.dead_letter(
+            DeadLetter(setting.step, key, record, time, represent(error), error_text)
+        )
 
 
-def without(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
-    """The values but for some rows."""
-    gone = set(failed)
-    return [value for row, value in enumerate(values) if row not in gone]
+def without_values(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
+    """Return the values without those of the failed rows."""
+    failed_rows = set(failed)
+    return [value for row, value in enumerate(values) if row not in failed_rows]

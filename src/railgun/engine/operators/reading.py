@@ -1,4 +1,4 @@
-"""Reading: the stage that begins a flow. Its keys are the parts of a source, its states the positions in them."""
+"""Read the sources of a flow: the first stage. Its keys are the parts of a source, its states the positions in them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from railgun.engine.operators.calls import NO_PART, SourceCall
 from railgun.engine.operators.functions import check_time
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import Setting
-from railgun.engine.operators.stateless import kept
+from railgun.engine.operators.stateless import without_rows
 from railgun.engine.protocol.frontier import LAST, MAX, MIN, late_rows
 from railgun.flows.source import Reader, Source
 from railgun.transport.rows import RowBatch, Times
 
-SECOND: Final = 1_000_000
+SECOND_US: Final = 1_000_000
 BATCH: Final = 5_000
 
 
@@ -34,7 +34,7 @@ class Clock:
 
     time: Callable[[Any], int] | None = None
     lateness: int = 0
-    idle_after: int = 10 * SECOND
+    idle_after: int = 10 * SECOND_US
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class Part:
     reader: Reader[Any] | None
     position: Any
     finished: bool = False
-    reached: int = MIN  # nothing older is expected from it
-    heard: int = 0  # when it last brought something
+    reached: int = MIN  # bound: nothing older is expected from the part
+    heard: int = 0  # when the part last brought records
 
 
 class Reading(Keyed):
@@ -59,12 +59,12 @@ class Reading(Keyed):
         self.active: deque[Any] = deque()
         self.records = 0
         self.over = False
-        self.woke = False  # whether a part that was idle has brought something since this was asked
+        self.woke = False  # whether an idle part has brought records since this was last read
 
     def push(self, batch: RowBatch) -> None:
-        """Parts that were listed: those that are new begin."""
+        """Begin to read those listed parts that are new."""
         for partition in batch.keys or ():
-            # What a worker that joined lists after the end is known, and has been read.
+            # A worker that joined after the end may list parts again: they are known, and have been read.
             if partition not in self.states and not self.over:
                 self.touch([partition])
                 self.states[partition] = self._open(partition, None)
@@ -75,12 +75,12 @@ class Reading(Keyed):
             reader = self.source.open(partition, position)
         return Part(reader, position, heard=self.now)
 
-    def calling(self, what: str, partition: Any = NO_PART, position: Any = None) -> SourceCall:
+    def calling(self, method: str, partition: Any = NO_PART, position: Any = None) -> SourceCall:
         """Return the context in which a method of the source or of a reader is called; it raises a `SourceError`."""
-        return SourceCall(self.step, self.source, what, partition, position)
+        return SourceCall(self.step, self.source, method, partition, position)
 
     def read(self, now: int, most: int = BATCH) -> int:
-        """Let the parts read in turn, until there are enough records; how many there are."""
+        """Read up to about `most` records from the parts in turn; return their number."""
         self.now = now
         together: list[list[Any]] = []
         rows = 0
@@ -126,12 +126,12 @@ class Reading(Keyed):
         return reached
 
     def timed(self, batch: RowBatch) -> RowBatch:
-        """The records with their times; without those that the user's function raised for."""
+        """Return the records with their times, without those that the user's time function raised for."""
         if self.clock.time is None:
             return batch
         results, failed = self.each(self._time_of, batch, user=self.clock.time)
         times: Times = np.array(results, dtype=np.int64)
-        left = kept(batch, failed)
+        left = without_rows(batch, failed)
         return RowBatch(left.values, times, origin=left.origin)
 
     def _time_of(self, item: Any) -> int:
@@ -144,14 +144,14 @@ class Reading(Keyed):
         self._close(partition, part)
 
     def _close(self, partition: Any, part: Part) -> None:
-        """Let go of a reader."""
+        """Close the reader of a part."""
         reader, part.reader = part.reader, None
         if reader is not None:
             with self.calling("close", partition, part.position):
                 reader.close()
 
     def bound(self, now: int, listed: int) -> int:
-        """The earliest time this worker may emit at; `listed` is the frontier of the lister."""
+        """Return the earliest time at which this worker may emit; `listed` is the frontier of the lister."""
         if not self.active:
             if listed == MAX:
                 return MAX
@@ -163,46 +163,46 @@ class Reading(Keyed):
         return min((part.reached for part in waiting if part.heard > idle), default=LAST)
 
     def is_finished(self, partition: Any) -> bool:
-        """Whether a part was read to its end, or is not here."""
+        """Return whether a part was read to its end, or is not on this worker."""
         part = self.states.get(partition)
         return part is None or part.finished
 
     def leave(self) -> None:
-        """This worker is to leave: its parts move away, as keys do."""
+        """Prepare to leave. A reading worker has nothing to do: its parts move away, as keys do."""
 
     def stop(self) -> None:
-        """Read nothing more; positions stay."""
+        """Read no more; positions stay."""
         self.close()
         self.active.clear()
 
     def close(self) -> None:
-        """Let go of all readers."""
-        with contextlib.ExitStack() as closing:  # one that raises keeps no other
+        """Close all readers."""
+        with contextlib.ExitStack() as closing:  # an error of one reader keeps no other open
             for partition, part in self.states.items():
                 closing.callback(self._close, partition, part)
 
     def end_keys(self, latest: int = MIN) -> None:
-        """All parts have been read."""
+        """Take note that all parts have been read."""
         self.over = True
 
     # ------------------------------------------------------------ moving and saving
 
     def saved(self, keys: list[Any], states: list[Any]) -> list[Any]:
-        """Positions and times."""
+        """Return positions and times of the parts."""
         return [
             None if part is None else (part.position, part.finished, part.reached)
             for part in states
         ]
 
     def packed(self, key: Any, state: Part) -> Any:
-        """Position and time travel; the reader stays behind."""
+        """Return position and time of a part that moves; close its reader."""
         if state.reader is not None:
             self.active.remove(key)
             self._close(key, state)
         return state.position, state.finished, state.reached
 
     def unpacked(self, key: Any, state: Any) -> Part:
-        """Open where the other worker stopped."""
+        """Open a part where the other worker stopped."""
         position, finished, reached = state
         part = Part(None, position, finished=True) if finished else self._open(key, position)
         part.reached = reached

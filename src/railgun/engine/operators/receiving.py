@@ -1,9 +1,10 @@
-"""Receiving: the stage that begins a flow into which programs outside push. What it knows of streams is in its table.
+"""Take records that outside programs push into a flow: the first stage of such a flow.
 
-Messages wait, each session's in a queue of its own, until sources are read: so they rest with all other sources when
-there is too much to do, and those who send them have no more credits. What was applied is exactly what the table has
-seen; what waits when a session ends is dropped with it, and comes again. A message that cannot be decoded, or that the
-user's function of time raises for, is the fault of who sent it: that session ends, or the message is a dead letter.
+The operator's `table` tracks the streams. Messages wait in one queue per session until sources are read: so they pause
+with all other sources under back-pressure, and their senders run out of credits. Exactly the messages that the table
+has seen were applied; messages that still wait when a session ends are dropped with it, and are sent again. A message
+that cannot be decoded, or that the user's time function raises for, is the fault of its sender: that session ends, or
+the message becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railgun.engine.operators.calls import ValueCalls
-from railgun.engine.operators.operator import Setting, shorten, without
+from railgun.engine.operators.operator import Setting, shorten, without_values
 from railgun.engine.operators.reading import BATCH, Clock, Reading
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.protocol.ingest.messages import FromTable, Relinquish, SessionError
@@ -30,24 +31,24 @@ from railgun.transport.ingest_batch import EARLIEST, LATEST
 from railgun.transport.records import BatchError
 from railgun.transport.rows import RowBatch, joined
 
-MANY: Final = 1_000  # streams; with more, how far time has come is not worked out all the time
-WORTH: Final = 10  # µs to go on with what was worked out, for each stream
+MANY_STREAMS: Final = 1_000  # streams; with more, the reached time is not computed at every read
+REACHED_VALID_US_PER_STREAM: Final = 10  # µs that a computed reached time is valid, for each stream
 
-What: TypeAlias = Blob | outside.Pushed | int
-"""What waits: a batch, what is left of one, or the last id of a stream that ends."""
+Waiting: TypeAlias = Blob | outside.Pushed | int
+"""A waiting entry: a batch, the rest of one, or the last id of a stream that ends."""
 
 
 class Callers(Protocol):
-    """Who talks to the connectors of this worker, and for it to the controller."""
+    """The driver that talks to this worker's connectors and, for them, to the controller."""
 
     def carry_out(self, command: FromTable) -> None:
-        """Do what the table wants."""
+        """Carry out a command of the table."""
 
     def took(self, session: int, size: int) -> None:
-        """So many bytes of a session's messages are dealt with."""
+        """Take note that `size` bytes of a session's messages were processed: grant them as credits again."""
 
     def refuse(self, session: int, error: SessionError) -> None:
-        """End a session."""
+        """End a session with this error."""
 
     def let_go(self) -> None:
         """End all sessions: the flow goes back, or ends."""
@@ -55,14 +56,14 @@ class Callers(Protocol):
 
 @dataclass(slots=True)
 class Pace:
-    """How far time has come in a stream, known as long as the stream is in the table; it goes where that goes."""
+    """How far time has advanced in a stream, kept while the stream is in the table, and handed on with it."""
 
     reached: int = MIN
     heard: int = 0
 
 
 class Receiving(Reading):
-    """Takes what is pushed to this worker."""
+    """Takes the records that connectors push to this worker."""
 
     def __init__(self, setting: Setting, source: Pushed[Any], clock: Clock, now: int) -> None:
         super().__init__(setting, source, clock, now)
@@ -72,53 +73,54 @@ class Receiving(Reading):
         self.dropped = 0  # messages that were applied before
         self.stopped = False
         self.timed_by_event = clock.time is not None or source.event_time
-        self._queues: dict[int, deque[tuple[str, What, int]]] = {}  # by session, the next one first
+        # By session, the next session first: stream, entry, size in bytes.
+        self._queues: dict[int, deque[tuple[str, Waiting, int]]] = {}
         self._paces: dict[str, Pace] = {}
-        self._reached = LAST  # how far time had come
-        self._reached_until = MIN  # when that is to be worked out again
+        self._reached = LAST  # the computed reached time of all streams
+        self._reached_until = MIN  # when to compute it again
 
-    # ------------------------------------------------------------ what connectors do
+    # ------------------------------------------------------------ connectors
 
-    def offer(self, session: int, stream: str, what: Blob | int, size: int) -> bool:
-        """A batch of messages, or the last id of a stream that ends; whether it is the first that waits."""
+    def offer(self, session: int, stream: str, waiting: Blob | int, size: int) -> bool:
+        """Queue a batch of messages, or the last id of a stream that ends; return whether nothing waited before."""
         if session not in self.table.sessions:
             return False
         first = not self._queues
-        self._queues.setdefault(session, deque()).append((stream, what, size))
+        self._queues.setdefault(session, deque()).append((stream, waiting, size))
         return first
 
     def notify(self, session: int, stream: str) -> None:
-        """A connector wants to send a stream."""
-        self._do(self.table.notify(session, stream))
+        """Answer a connector that wants to send a stream."""
+        self._carry_out(self.table.notify(session, stream))
 
     def closed(self, session: int) -> None:
-        """A connection is lost, and what waits of it is dropped."""
+        """End a session whose connection is lost, and drop its waiting messages."""
         self._queues.pop(session, None)
-        self._do(self.table.closed(session))
+        self._carry_out(self.table.closed(session))
 
     def granted(self, stream: str, session: int, por: int, reached: int) -> None:
-        """The controller gives this worker a stream, in which time has `reached` this so far."""
+        """Take a stream that the controller grants, in which time has advanced to `reached`."""
         if reached > MIN and stream not in self._paces:
             self._begin(stream, Pace(reached))
-        self._do(self.table.granted(stream, session, por))
+        self._carry_out(self.table.granted(stream, session, por))
 
     def times_reached(self) -> dict[str, int]:
-        """Return how far time has come in the streams that are here."""
+        """Return how far time has advanced in each stream on this worker."""
         return {stream: pace.reached for stream, pace in self._paces.items()}
 
     def rejected(self, stream: str, session: int) -> None:
-        """Another worker has it."""
-        self._do(self.table.rejected(stream, session))
+        """Refuse a stream to its connector: another worker has it."""
+        self._carry_out(self.table.rejected(stream, session))
 
     def wanted(self, stream: str) -> None:
-        """A stream is wanted elsewhere."""
-        self._do(self.table.wanted(stream))
+        """Take note that another worker wants a stream."""
+        self._carry_out(self.table.wanted(stream))
 
     def settled(self, snapshot: int, committed: bool) -> None:
-        """A snapshot is committed, or is not."""
-        self._do(self.table.settled(snapshot, committed))
+        """Take note that a snapshot was committed, or failed."""
+        self._carry_out(self.table.settled(snapshot, committed))
 
-    def _do(self, commands: list[FromTable]) -> None:
+    def _carry_out(self, commands: list[FromTable]) -> None:
         for command in commands:
             if isinstance(command, Relinquish):
                 pace = self._paces.pop(command.stream, Pace())
@@ -129,20 +131,20 @@ class Receiving(Reading):
     # ------------------------------------------------------------ reading
 
     def read(self, now: int, most: int = BATCH) -> int:
-        """Apply what waits, a batch of each session in turn, until that is enough; how many messages it was."""
+        """Apply waiting messages, a batch of each session in turn, up to about `most`; return their number."""
         self.now = now
         together: list[RowBatch] = []
         rows = 0
         while self._queues and rows < most:
             session, queue = next(iter(self._queues.items()))
-            stream, what, size = queue.popleft()
+            stream, waiting, size = queue.popleft()
             try:
-                batch, count, rest = self._apply(session, stream, what, most)
+                batch, count, rest = self._apply(session, stream, waiting, most)
             except SessionError as error:
                 self._refuse(session, error)
                 rows += 1
                 continue
-            rows += count  # also what is bad, or was there before, takes its time
+            rows += count  # bad and repeated messages take time as well
             if self._queues.pop(session, None) is not None:
                 if rest is not None:
                     queue.appendleft((stream, rest, size))
@@ -163,22 +165,22 @@ class Receiving(Reading):
             self.callers.refuse(session, error)
 
     def _apply(
-        self, session: int, stream: str, what: What, most: int
+        self, session: int, stream: str, waiting: Waiting, most: int
     ) -> tuple[RowBatch, int, outside.Pushed | None]:
-        """The records of what came, how many messages these were, and what is left for the next turn."""
-        if isinstance(what, int):
-            self.table.end(session, stream, what)
+        """Apply a waiting entry; return its records, the number of messages, and the rest for the next turn."""
+        if isinstance(waiting, int):
+            self.table.end(session, stream, waiting)
             return RowBatch([], self.now), 1, None
-        pushed = what if isinstance(what, outside.Pushed) else _unpacked(stream, what)
+        pushed = waiting if isinstance(waiting, outside.Pushed) else _unpacked(stream, waiting)
         rest = None
         if len(pushed.ids) > most:
             pushed, rest = _part(pushed, 0, most), _part(pushed, most)
         return self._take(session, stream, pushed), len(pushed.ids), rest
 
     def _take(self, session: int, stream: str, pushed: outside.Pushed) -> RowBatch:
-        """The records of messages that have not been applied before; from now on they have been.
+        """Return the records of messages that have not been applied before, and mark them as applied.
 
-        If one of them ends the session, what came before it counts.
+        If one of them ends the session, the messages before it are applied.
         """
         seen = self.table.check(session, stream, pushed.ids).seen
         if pushed.ids[0] <= seen:
@@ -199,7 +201,7 @@ class Receiving(Reading):
     def _records(
         self, stream: str, pushed: outside.Pushed
     ) -> tuple[RowBatch, int, SessionError | None]:
-        """Records with their times; of how many messages; and what is wrong with the next one, if that is the end."""
+        """Return records with their times, the number of messages covered, and the error of the next one, if fatal."""
         items: list[Any] = []
         bad: list[int] = []  # rows that cannot be decoded
         count = len(pushed.payloads)
@@ -244,7 +246,7 @@ class Receiving(Reading):
         rows: NDArray[Any],
         items: list[Any],
     ) -> tuple[RowBatch, tuple[int, SessionError] | None]:
-        """Items with the times of the user's function; and the first row that is the end, with what is wrong."""
+        """Return items with the times of the user's function; and the first fatal row with its error, if any."""
         times: list[int] = []
         bad: list[int] = []
         left = iter(items)
@@ -270,32 +272,34 @@ class Receiving(Reading):
                 break
             self.raised_for(function, stream, items[at], self.now, error)
             bad.append(at)
-        return RowBatch(without(items, bad) if bad else items, np.array(times, np.int64)), end
+        return RowBatch(
+            without_values(items, bad) if bad else items, np.array(times, np.int64)
+        ), end
 
     def _fault(
         self,
         stream: str,
         pushed: outside.Pushed,
         row: int,
-        what: str,
+        problem: str,
         record: Any,
         error: BaseException,
     ) -> SessionError | None:
-        """What its session is told of a message that cannot be; None if such go to the dead letters."""
+        """Return the error that ends the session of a bad message, or None if bad messages become dead letters."""
         if self.setting.on_error != "stop" and self.setting.dead_letter is not None:
             return None
         id_ = int(pushed.ids[row])
-        text = f"message {id_} of {stream!r} {what}: {error!r:.300}; it is {shorten(record)}"
+        text = f"message {id_} of {stream!r} {problem}: {error!r:.300}; it is {shorten(record)}"
         return SessionError("BAD_PAYLOAD", text, stream, id_)
 
     def _keep_pace(self, stream: str, batch: RowBatch) -> None:
-        """Mark the late records of a batch of a stream, and note how far time has come in it."""
+        """Mark the late records of a stream's batch, and update how far time has advanced in the stream."""
         pace = self._paces.get(stream, Pace())
         pace.reached = self.judge(batch, pace.reached)
         self._begin(stream, pace)
 
     def _begin(self, stream: str, pace: Pace) -> None:
-        """Let a stream hold time back, as one that has brought something just now does."""
+        """Let a stream hold time back from now on: it has brought records just now."""
         if stream not in self._paces or not self._is_awake(pace):
             self.woke = True
             self._reached = min(self._reached, pace.reached)
@@ -306,7 +310,7 @@ class Receiving(Reading):
         return pace.heard > self.now - self.clock.idle_after
 
     def bound(self, now: int, listed: int) -> int:
-        """The earliest time this worker may emit at."""
+        """Return the earliest time at which this worker may emit."""
         if self.stopped and listed == MAX:
             return MAX
         if not self.timed_by_event:
@@ -315,24 +319,26 @@ class Receiving(Reading):
         if now >= self._reached_until:
             awake = (pace.reached for pace in self._paces.values() if self._is_awake(pace))
             self._reached = min(awake, default=LAST)
-            many = len(self._paces) > MANY
-            self._reached_until = now + WORTH * len(self._paces) if many else MIN
+            many = len(self._paces) > MANY_STREAMS
+            self._reached_until = (
+                now + REACHED_VALID_US_PER_STREAM * len(self._paces) if many else MIN
+            )
         return self._reached
 
     # ------------------------------------------------------------ the end
 
     def leave(self) -> None:
-        """This worker is to leave: connectors go elsewhere."""
+        """Prepare to leave: send connectors elsewhere."""
         self._queues.clear()
-        self._do(self.table.drain())
+        self._carry_out(self.table.drain())
 
     def stop(self) -> None:
-        """Take nothing more; those who are connected will hear what of theirs is safe."""
+        """Take no more messages; connected programs still hear acknowledgements."""
         self.stopped = True
         self._queues.clear()
 
     def close(self) -> None:
-        """The flow goes back, or ends."""
+        """End all sessions: the flow goes back, or ends."""
         callers, self.callers = self.callers, None
         if callers is not None:
             callers.let_go()

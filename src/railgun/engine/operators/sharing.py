@@ -1,19 +1,19 @@
-"""Results that share objects with the state: kept apart, so that a later change of the state does not change them.
+"""Copy results that could share objects with the state, so that a later change of the state does not change them.
 
 A function that ends in `return state, state` emits its state itself. The next record of the key changes it, and with
-it every result that was emitted and not yet encoded: they would all show the last state. So would results that share a
-part with the state, or look at its memory, or are a list that the function fills again each time. Rules:
+it every result that was emitted and not yet encoded: they would all show the last state. The same happens to results
+that share a part with the state, look at its memory, or are a list that the function fills again each time. Rules:
 
-1. What is emitted is a copy of what was returned, made when it was returned, and so for each result that could change:
-   nobody can tell from some calls of a function what it will return in others. Results that cannot change (numbers,
-   text, tuples of these) cost the look at a type; of the others, plain ones are copied quickly (`copying`).
-2. What a generator yields is copied when it is yielded: it may change the state before it yields again.
-3. A result that cannot be copied (a lock, an open file) passes as it is if it shares nothing with the state, as far as
-   can be seen. If it does, it is as if the function had raised for this record.
+1. A returned result is copied at once and the copy is emitted, for every result that could change: some calls of a
+   function do not show what it will return in others. Results that cannot change (numbers, text, tuples of these) cost
+   one look at their type; of the others, plain ones are copied quickly (`copying`).
+2. A generator's result is copied when it is yielded: the generator may change the state before it yields again.
+3. A result that cannot be copied (a lock, an open file) is emitted as it is if no object shared with the state is
+   found in it. Otherwise it is as if the function had raised for this record.
 4. Sharing is no mistake in itself: a function may make a new state each time and return that. So the flow goes on.
-5. Where results must not be copied but checked (`FlowTester`), each is compared with what it was when it was returned,
-   also later; one that has changed is an error that says how to mend the function. The steps that follow get copies,
-   for they may change what they are given.
+5. In strict mode (`FlowTester`) results are not copied but checked: each is compared with its value at its return, also
+   later; a changed result is an error that says how to fix the function. The following steps get copies, for they may
+   change their items.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from railgun.engine.operators.copying import ATOMS, ODD, plain_copy
+from railgun.engine.operators.copying import ATOMS, NOT_PLAIN, plain_copy
 from railgun.engine.operators.describe import name_of, shorten
 from railgun.errors import pass_interrupt, represent
 from railgun.flows.errors import StepError
 from railgun.transport.pickling import dumps
 
-REMEMBERED: Final = 1_000
-"""Results that are compared with what they were, where they are checked."""
-MOST_PARTS: Final = 4_000
-"""Objects within a value that are looked at."""
+REMEMBERED_RESULTS: Final = 1_000
+"""The number of results that are remembered and compared, in strict mode."""
+MAX_INSPECTED_OBJECTS: Final = 4_000
+"""The largest number of objects inspected within a value."""
 
 
 class SharedStateError(StepError):
@@ -53,7 +53,7 @@ class SharedStateError(StepError):
 
 
 class Watched:
-    """A value, and what it was when it began to be watched."""
+    """A value, and its pickled form from when the watch began."""
 
     __slots__ = ("_data", "value")
 
@@ -63,33 +63,33 @@ class Watched:
 
     @staticmethod
     def of(value: Any) -> Watched | None:
-        """Watch a value; None if it cannot change, or cannot be pickled, so that nobody can tell."""
+        """Watch a value; return None if it cannot change, or cannot be pickled, so that changes cannot be detected."""
         if type(value) in ATOMS:
             return None
         data = _bytes(value)
         return None if data is None else Watched(value, data)
 
     def has_changed(self) -> bool:
-        """Whether the value is not what it was."""
+        """Return whether the value has changed."""
         return _bytes(self.value) != self._data and not _equal(self.before(), self.value)
 
     def before(self) -> Any:
-        """Return the value as it was."""
+        """Return the value as it was when the watch began."""
         return pickle.loads(self._data)
 
 
-class Sharing:
-    """Checks the results of one step, where they are to be checked (`strict`)."""
+class ResultChecks:
+    """Checks the results of one step, in strict mode."""
 
     __slots__ = ("_keys", "_seen", "strict")
 
     def __init__(self) -> None:
         self.strict = False
-        self._seen: deque[Watched] = deque(maxlen=REMEMBERED)  # results
-        self._keys: dict[int, Any] = {}  # of results that were seen, by their identity
+        self._seen: deque[Watched] = deque(maxlen=REMEMBERED_RESULTS)  # results
+        self._keys: dict[int, Any] = {}  # keys of those results, by the results' identity
 
     def note(self, result: Any) -> None:
-        """Remember what a result is when it is returned."""
+        """Remember a result as it is when it is returned."""
         watched = Watched.of(result)
         if watched is not None:
             self._seen.append(watched)
@@ -97,7 +97,7 @@ class Sharing:
     def compare(
         self, step: str, function: Callable[..., Any], keys: Iterable[Any], results: Iterable[Any]
     ) -> None:
-        """Raise `SharedStateError` if a result that was noted changed; these are the last ones, and their keys."""
+        """Raise `SharedStateError` if a noted result changed; `keys` and `results` are those of the last batch."""
         if not self._seen:
             return
         seen = {id(watched.value) for watched in self._seen}
@@ -107,18 +107,18 @@ class Sharing:
             if watched.has_changed():
                 was = f"It was {shorten(watched.before())}. "
                 result = watched.value
-                told = shorten(self._keys.get(id(result))), shorten(result), was
-                raise SharedStateError(step, name_of(function), *told)
+                details = shorten(self._keys.get(id(result))), shorten(result), was
+                raise SharedStateError(step, name_of(function), *details)
 
 
-def apart(state: Any, result: Any) -> Any:
-    """Return a copy of `result`, which was returned or yielded while there was `state`.
+def copy_result(state: Any, result: Any) -> Any:
+    """Return a copy of `result`, which was returned or yielded along with `state`.
 
-    Raises `TypeError` if it shares an object with the state and cannot be copied.
+    Raise `TypeError` if the result shares an object with the state and cannot be copied.
     """
-    made = plain_copy(result)
-    if made is not ODD:
-        return made
+    copy = plain_copy(result)
+    if copy is not NOT_PLAIN:
+        return copy
     try:
         return deepcopy(result)
     except BaseException as error:
@@ -132,7 +132,7 @@ def apart(state: Any, result: Any) -> Any:
 
 
 def shares(state: Any, result: Any) -> bool:
-    """Whether the two have an object in common that can change, or look at the same memory.
+    """Return whether the two values have a changeable object in common, or look at the same memory.
 
     >>> state = {"n": [1]}
     >>> shares(state, state), shares(state, ("key", state)), shares(state, {"copied": state["n"]})
@@ -150,10 +150,10 @@ def shares(state: Any, result: Any) -> bool:
 
 
 def changeable(value: Any) -> Iterator[Any]:
-    """Yield the objects in a value that can change, those that lie further outside first; up to `MOST_PARTS`."""
+    """Yield the objects in a value that can change, outer ones first; up to `MAX_INSPECTED_OBJECTS`."""
     waiting: deque[Any] = deque((value,))
     seen: set[int] = set()
-    room = MOST_PARTS
+    parts_left = MAX_INSPECTED_OBJECTS
     while waiting:
         part = waiting.popleft()
         if type(part) in ATOMS or isinstance(part, enum.Enum | type):
@@ -164,10 +164,10 @@ def changeable(value: Any) -> Iterator[Any]:
         seen.add(id(part))
         if not isinstance(part, tuple | frozenset | bytes):
             yield part
-        if room > 0:
+        if parts_left > 0:
             before = len(waiting)
-            waiting.extend(islice(_parts(part), room))
-            room -= len(waiting) - before
+            waiting.extend(islice(_parts(part), parts_left))
+            parts_left -= len(waiting) - before
 
 
 def _owner(value: Any) -> Any:
@@ -192,14 +192,14 @@ def _parts(value: Any) -> Iterable[Any]:
         return value
     if isinstance(value, np.ndarray):
         return value.flat if value.dtype.hasobject else ()
-    found = getattr(value, "__dict__", None)
+    attributes = getattr(value, "__dict__", None)
     slots = [getattr(value, name, None) for name in copyreg._slotnames(type(value))]  # type: ignore[attr-defined]
-    return chain(found.values() if isinstance(found, dict) else (), slots)
+    return chain(attributes.values() if isinstance(attributes, dict) else (), slots)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(before: Any, after: Any) -> bool:
     try:
-        return bool(one == other)
+        return bool(before == after)
     except Exception:
         return False
 

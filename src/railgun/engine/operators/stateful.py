@@ -1,6 +1,6 @@
 """Steps with state: stateful_map, reduce, and operators written as a class.
 
-The class-based one sees everything: each item with its key, time and port, timers, the end of the stream.
+An operator written as a class sees every event: each item with its key, time and port, timers, the end of the stream.
 
 >>> class Sessions(Stateful[str, int, list[int], tuple[str, int]]):
 ...     def initial(self):
@@ -29,8 +29,8 @@ from railgun.engine.operators.copying import ATOMS
 from railgun.engine.operators.functions import ASYNCHRONOUS, check_pair, check_result, check_time
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import Setting
-from railgun.engine.operators.sharing import apart
-from railgun.engine.operators.stateless import kept, spread
+from railgun.engine.operators.sharing import copy_result
+from railgun.engine.operators.stateless import spread_results, without_rows
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.state.store import blocks
 from railgun.transport.rows import RowBatch
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class Forget:
-    """What a function of `stateful_map` returns instead of a state to have the key forgotten."""
+    """The type of `FORGET`, which a function of `stateful_map` returns as the state to drop the key."""
 
     def __repr__(self) -> str:
         return "FORGET"
@@ -53,12 +53,12 @@ class Forget:
 
 FORGET: Final = Forget()
 _NONE_YET: Final = object()
-_MOST: Final = 4096  # results of timers in one batch
-PIECE: Final = 1_000  # keys to fetch at once for timers
+_TIMER_BATCH_RESULTS: Final = 4096  # results of timers in one batch
+TIMER_FETCH_KEYS: Final = 1_000  # keys to fetch at once for timers
 
 
 class StatefulMap(Keyed):
-    """`function(state, item) -> (state, result)`, one result for each item."""
+    """Calls `function(state, item) -> (state, result)`, for one result per item."""
 
     def __init__(
         self,
@@ -80,22 +80,22 @@ class StatefulMap(Keyed):
         rows = zip(batch.keys, batch.values, strict=True)
         checked, step = self.sharing.strict, self.step
         state: Any = None
-        with RecordCalls(self, function, batch, other=initial) as call:
+        with RecordCalls(self, function, batch, second=initial) as call:
             append = self.taking(call.results)
-            called, initial = call.following(function), call.beside(initial)
+            called, initial = call.following(function), call.wrap_second(initial)
             while not call.over:
                 try:
                     for key, value in rows:
                         state = get(key, _NONE_YET)
                         if state is _NONE_YET:
                             state = initial()
-                        made = called(state, value)
+                        returned = called(state, value)
                         try:
-                            state, result = made
+                            state, result = returned
                         except (TypeError, ValueError):
-                            state, result = check_pair(step, made)
+                            state, result = check_pair(step, returned)
                         if type(result) not in ATOMS and not checked:
-                            result = apart(state, result)
+                            result = copy_result(state, result)
                         if state is FORGET:
                             states.pop(key, None)
                         else:
@@ -103,7 +103,7 @@ class StatefulMap(Keyed):
                         append(result)
                 except BaseException as error:
                     call.raised(error)
-            left = kept(batch, call.failed_rows)
+            left = without_rows(batch, call.failed_rows)
             if call.results:
                 last = get(_keys(left)[-1])
                 self.check_results(function, _keys(left), call.results, last, call.results[-1])
@@ -111,7 +111,7 @@ class StatefulMap(Keyed):
 
 
 class Reduce(Keyed):
-    """`function(so far, item) -> so far`, told after each item; a key's first item is its beginning."""
+    """Calls `function(so_far, item) -> so_far` and emits it after each item; a key's first item begins the fold."""
 
     def __init__(self, setting: Setting, function: Callable[[Any, Any], Any]) -> None:
         super().__init__(setting)
@@ -135,9 +135,9 @@ class Reduce(Keyed):
                         try:
                             so_far = states[key]
                         except KeyError:
-                            # The function may change what it is given; the first item is also another step's.
+                            # The function may change its first argument; another step may share the first item.
                             if type(value) not in ATOMS and not checked:
-                                value = apart(None, value)
+                                value = copy_result(None, value)
                         else:
                             value = called(so_far, value)
                         if type(value) is plain:
@@ -146,21 +146,21 @@ class Reduce(Keyed):
                             continue
                         result = value
                         if type(value) in ATOMS:
-                            plain = type(value)  # most often the next one is, too
+                            plain = type(value)  # the next value usually has the same type
                         elif not checked:
-                            result = apart(value, value)
+                            result = copy_result(value, value)
                         states[key] = value
                         append(result)
                 except BaseException as error:
                     call.raised(error)
-            left = kept(batch, call.failed_rows)
+            left = without_rows(batch, call.failed_rows)
             if call.results:
                 self.check_results(function, _keys(left), call.results, before, call.results[-1])
         self.emit(left.with_values(call.results))
 
 
 class Context(Generic[K, S]):
-    """What a stateful operator is told with each item, and what it can ask for."""
+    """What a stateful operator knows about the current item or timer, and its means to set timers."""
 
     __slots__ = ("_operator", "_set", "frontier", "key", "port", "state", "time")
 
@@ -169,21 +169,21 @@ class Context(Generic[K, S]):
         self._set = operator.timers.set
         self.key: K
         self.state: S
-        """The key's state: change it, or put another in its place."""
+        """The key's state: change it, or assign another."""
         self.time = 0
-        """The item's time, or the timer's (µs)."""
+        """The time of the item or timer (µs)."""
         self.port = 0
-        """Which of the streams that were united the item came from: 0, 1, …"""
+        """The index (0, 1, …) of the united stream that the item came from."""
         self.frontier = MIN
-        """How far time has come: nothing older is expected. An item is late if its time is below; a late one sees the
+        """The watermark: nothing older is expected. An item is late if its time is below; a late item sees the
         frontier of its own part of the source when it was read."""
 
     def set_timer(self, at: int) -> None:
-        """Call `on_timer` for this key when time has come to `at` (µs)."""
+        """Call `on_timer` for this key when the watermark reaches `at` (µs)."""
         self._set(self.key, check_time("the time of a timer", at))
 
     def cancel_timer(self, at: int) -> None:
-        """Do not."""
+        """Cancel this key's timer at `at` (µs)."""
         self._operator.timers.cancel(self.key, at)
 
     def forget(self) -> None:
@@ -196,23 +196,23 @@ class Stateful(ABC, Generic[K, T, S, R]):
 
     @abstractmethod
     def initial(self) -> S:
-        """The state of a key that has none."""
+        """Return the state of a key that has none yet."""
 
     @abstractmethod
     def on_item(self, item: T, context: Context[K, S]) -> Iterable[R] | None:
-        """An item has come; the results, if any."""
+        """Handle an item; return the results, if any."""
 
     def on_timer(self, context: Context[K, S]) -> Iterable[R] | None:
-        """Time has come to a timer of this key (`context.time`)."""
+        """Handle a timer of this key that is due (at `context.time`); return the results, if any."""
         return None
 
     def on_end(self, context: Context[K, S]) -> Iterable[R] | None:
-        """Nothing will come for this key any more."""
+        """Handle the end of the stream for this key; return the results, if any."""
         return None
 
 
 class StatefulSteps(Keyed):
-    """Runs a `Stateful`."""
+    """Runs a `Stateful` operator."""
 
     not_results = ASYNCHRONOUS
 
@@ -221,8 +221,8 @@ class StatefulSteps(Keyed):
         self.logic = logic
         self.context: Context[Any, Any] = Context(self)
         self.floors: dict[Any, int] = {}
-        """By key: the frontier that a key was told elsewhere, until time has come that far here."""
-        self._highest = MIN  # of the floors
+        """By key: the frontier that the key saw on another worker, until this worker's frontier reaches it."""
+        self._highest = MIN  # highest of the floors
 
     def push(self, batch: RowBatch) -> None:
         """Call `on_item` for every row."""
@@ -237,11 +237,11 @@ class StatefulSteps(Keyed):
         frontiers = self._frontiers(batch)
         get = states.get
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
-        apart_each = self._each_apart
+        copy_each = self._copy_each
         state: Any = None
-        with RecordCalls(self, on_item, batch, other=initial) as call:
+        with RecordCalls(self, on_item, batch, second=initial) as call:
             append = call.results.append
-            on_item, initial = call.following(on_item), call.beside(initial)
+            on_item, initial = call.following(on_item), call.wrap_second(initial)
             while not call.over:
                 try:
                     for key, value, time in rows:
@@ -252,18 +252,18 @@ class StatefulSteps(Keyed):
                         if state is _NONE_YET:
                             state = initial()
                         context.state = state
-                        made = on_item(value, context)
-                        if type(made) in ASYNCHRONOUS:
-                            check_result(self.step, on_item, made, ASYNCHRONOUS)
-                        made = () if made is None else apart_each(made)
+                        returned = on_item(value, context)
+                        if type(returned) in ASYNCHRONOUS:
+                            check_result(self.step, on_item, returned, ASYNCHRONOUS)
+                        returned = () if returned is None else copy_each(returned)
                         self._keep(key)
-                        append(made)
+                        append(returned)
                 except BaseException as error:
                     call.raised(error)
                     if context.key not in states:
-                        self.timers.forget(context.key)  # as if the key had not been seen
-            left = kept(batch, call.failed_rows)
-            emitted = spread(left, call.results)
+                        self.timers.forget(context.key)  # as if the key had never come
+            left = without_rows(batch, call.failed_rows)
+            emitted = spread_results(left, call.results)
             if len(emitted):
                 last = get(_keys(emitted)[-1])
                 self.check_results(
@@ -273,9 +273,9 @@ class StatefulSteps(Keyed):
         self.emit(emitted)
 
     def _frontiers(self, batch: RowBatch) -> Iterator[int] | None:
-        """Return the frontier for each row; None: they all see the same, the worker's.
+        """Return the frontier for each row, or None if all rows see this worker's frontier.
 
-        A row that was late sees the one it was late by, and a key that came from elsewhere no older one than there.
+        A late row sees the frontier it was late by; a key from another worker sees no older frontier than it saw there.
         """
         frontier, floor = self.context.frontier, self.floors.get
         late = None if batch.late is None else np.maximum(batch.late, frontier).tolist()
@@ -284,15 +284,15 @@ class StatefulSteps(Keyed):
         floors = (floor(key, frontier) for key in batch.keys or ())
         return map(max, floors, repeat(frontier) if late is None else late)
 
-    def _each_apart(self, made: Iterable[Any]) -> list[Any]:
-        """Return the results of a call, each as a copy of what it is when it is made."""
+    def _copy_each(self, returned: Iterable[Any]) -> list[Any]:
+        """Return the results of a call, copying each as soon as it is produced."""
         results: list[Any] = []
         sharing, context = self.sharing, self.context
-        for result in made:
+        for result in returned:
             if sharing.strict:
                 sharing.note(result)
             elif type(result) not in ATOMS:
-                result = apart(context.state, result)
+                result = copy_result(context.state, result)
             results.append(result)
         return results
 
@@ -307,15 +307,15 @@ class StatefulSteps(Keyed):
     # ------------------------------------------------------------ time
 
     def reached(self, anywhere: bool = False) -> int:
-        """Return how far time has come, as records and timers of this step were told."""
+        """Return the frontier as announced to records and timers of this step; with `anywhere`, on any worker."""
         return max(self.context.frontier, self._highest) if anywhere else self.context.frontier
 
     def restore(self, frontier: int) -> None:
-        """Let time have come this far for every key."""
+        """Raise the frontier of every key to this one."""
         self.context.frontier = max(self.context.frontier, frontier)
 
     def restore_keys(self, keys: Collection[Any], frontier: int) -> None:
-        """Let time have come this far for these keys."""
+        """Raise the frontier of these keys to this one."""
         if frontier > self.context.frontier:
             get = self.floors.get
             self.floors.update((key, max(frontier, get(key, frontier))) for key in keys)
@@ -324,18 +324,18 @@ class StatefulSteps(Keyed):
     def advance(self, frontier: int) -> None:
         """Fire all timers that are due, in order of time."""
         if frontier == LAST:
-            return  # no time that anything happens at, but the moment before the end, which fires what is left
-        # After a load the workers tell each other anew how far time has come, from its minimum on.
+            return  # not a time of records, but the moment before the end, which fires the remaining timers
+            # After a load the workers announce their frontiers again, from the lowest on.
         frontier = self.context.frontier = max(frontier, self.context.frontier)
         if self.floors and self._highest <= frontier:
             self.floors = {}
-        soon = partial(self.timers.soon, frontier, PIECE) if self.store.spilled else None
+        soon = partial(self.timers.soon, frontier, TIMER_FETCH_KEYS) if self.store.spilled else None
         self._call(self.logic.on_timer, self.timers.due(frontier), soon)
 
     def advance_keys(self, keys: Sequence[Any], frontier: int, latest: int = MIN) -> None:
-        """Fire what is due of these keys."""
+        """Fire the due timers of these keys; at `MAX`, end the keys."""
         if frontier == LAST:
-            return  # as above: they move with their keys, and what is left fires at the end
+            return  # as in `advance`: remaining timers move with their keys, and fire at the end
         if self.timers or frontier == MAX:
             self.fetch(keys)
         if frontier == MAX:
@@ -352,11 +352,11 @@ class StatefulSteps(Keyed):
         """Call `on_timer` for every timer, in order of time."""
         soon = None
         if self.store.spilled:
-            soon = partial(next, blocks(self.timers.in_order(), PIECE), [])
+            soon = partial(next, blocks(self.timers.in_order(), TIMER_FETCH_KEYS), [])
         self._call(self.logic.on_timer, self.timers.left(), soon)
 
     def end_keys(self, latest: int = MIN) -> None:
-        """Call `on_end` for every key, once."""
+        """Call `on_end` for every key that has not ended."""
         for keys in self.store.census():
             self.fetch(keys)
             self._end(keys, latest)
@@ -367,10 +367,10 @@ class StatefulSteps(Keyed):
             self.touch(ending)
             self.timers.leave(ending)
             self.ended.update(ending)
-        # A worker that came late may see the end before it was told any time: what it emits is not to be late.
+        # A worker that joined late may see the end before any frontier: its output must not be late.
         time = max(self.context.frontier, latest, 0)
         self._call(self.logic.on_end, ((key, time) for key in ending))
-        self.timers.leave(ending)  # one that `on_end` sets does not fire: there is no time any more
+        self.timers.leave(ending)  # a timer that `on_end` sets does not fire: time has ended
 
     def _call(
         self,
@@ -378,9 +378,9 @@ class StatefulSteps(Keyed):
         calls: Iterable[tuple[Any, int]],
         soon: Callable[[], list[Any]] | None = None,
     ) -> None:
-        """Call the function for keys and times, and emit what it returns, a bounded batch at a time.
+        """Call the function for keys and times, and emit its results in bounded batches.
 
-        `soon` tells the keys that are likely to follow, so that they are fetched together; None: all are fetched.
+        `soon` returns the keys that are likely to follow, to fetch them together; None: all are fetched already.
         """
         with TimerCalls(self.step, function, self.context) as call:
             self._call_all(call, call.following(function), calls, soon)
@@ -412,17 +412,17 @@ class StatefulSteps(Keyed):
             try:
                 returned = function(context)
                 check_result(self.step, function, returned, ASYNCHRONOUS)
-                made = self._each_apart(returned or ())
+                results = self._copy_each(returned or ())
             except BaseException as error:
                 self.raised_for(function, key, None, at, error, timer=True)
                 continue
             finally:
                 context.frontier = frontier
             self._keep(key)
-            keys += [key] * len(made)
-            values += made
-            times += [at] * len(made)
-            if len(values) >= _MOST:
+            keys += [key] * len(results)
+            values += results
+            times += [at] * len(results)
+            if len(values) >= _TIMER_BATCH_RESULTS:
                 self._emit_timed(function, keys, values, times)
                 keys, values, times = [], [], []
         if values:

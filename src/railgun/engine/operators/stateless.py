@@ -1,4 +1,4 @@
-"""Steps without state: map, filter, flat_map, map_batches, inspect, branch, and the key as part of the item."""
+"""Steps without state: map, filter, flat_map, map_batches, inspect, branch, key_by, and the key as part of the item."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from railgun.engine.operators.calls import RecordCalls, ValueCalls, begun_before
 from railgun.engine.operators.functions import ASYNCHRONOUS, UNFINISHED, check_result
-from railgun.engine.operators.operator import Operator, Setting, name_of, without
+from railgun.engine.operators.operator import Operator, Setting, name_of, without_values
 from railgun.errors import KeyCodeError, pass_interrupt
 from railgun.hashing import Hashes, hash_keys, key_hash
 from railgun.transport.rows import RowBatch, joined
 
-ENOUGH: Final = 1_000  # rows that are keyed and sent at once
+KEYED_BATCH_ROWS: Final = 1_000  # rows that are keyed and sent at once
 
 
-def kept(batch: RowBatch, failed: list[int]) -> RowBatch:
-    """The batch without the rows that failed."""
+def without_rows(batch: RowBatch, failed: list[int]) -> RowBatch:
+    """Return the batch without the rows that failed."""
     if not failed:
         return batch
     mask = np.ones(len(batch), dtype=bool)
@@ -29,7 +29,7 @@ def kept(batch: RowBatch, failed: list[int]) -> RowBatch:
 
 
 class Map(Operator):
-    """One item in, one item out."""
+    """Maps each item to one item."""
 
     def __init__(self, setting: Setting, function: Callable[[Any], Any]) -> None:
         super().__init__(setting)
@@ -38,47 +38,47 @@ class Map(Operator):
     def push(self, batch: RowBatch) -> None:
         """Apply the function to every row."""
         results, failed = self.each(self.function, batch)
-        self.emit(kept(batch, failed).with_values(results))
+        self.emit(without_rows(batch, failed).with_values(results))
 
 
 class Filter(Map):
-    """Keep the items for which the function says yes."""
+    """Keeps the items for which the function returns a true value."""
 
     not_results = UNFINISHED
 
     def push(self, batch: RowBatch) -> None:
-        """Keep some rows."""
-        left, said = self.asked(batch)
-        rows = np.fromiter(compress(range(len(said)), said), dtype=np.intp)
+        """Emit the rows for which the function returns a true value."""
+        left, flags = self.answers_for(batch)
+        rows = np.fromiter(compress(range(len(flags)), flags), dtype=np.intp)
         self.emit(left if len(rows) == len(left) else left.take(rows))
 
-    def asked(self, batch: RowBatch) -> tuple[RowBatch, list[bool]]:
-        """The rows the function answered for, and its answers, which need not be plain truths, nor have one."""
+    def answers_for(self, batch: RowBatch) -> tuple[RowBatch, list[bool]]:
+        """Return the rows the function answered for, and its answers as bools (`bool` of an answer may raise)."""
         results, failed = self.each(self.function, batch)
-        left = kept(batch, failed)
-        said, failed = self.each(bool, left, results, user=self.function)
-        return kept(left, failed), said
+        left = without_rows(batch, failed)
+        answers, failed = self.each(bool, left, results, user=self.function)
+        return without_rows(left, failed), answers
 
 
 class FlatMap(Map):
-    """One item in, any number out."""
+    """Maps each item to any number of items."""
 
     def push(self, batch: RowBatch) -> None:
-        """Apply the function to every row; its results follow each other."""
+        """Apply the function to every row; emit the results of all rows, in order."""
         results, failed = self.each(self._listed, batch, user=self.function)
-        left = kept(batch, failed)
-        self.emit(spread(left, results))
+        left = without_rows(batch, failed)
+        self.emit(spread_results(left, results))
 
     def _listed(self, item: Any) -> Sequence[Any]:
-        made = self.function(item)
-        if type(made) in ASYNCHRONOUS:
-            check_result(self.step, self.function, made, ASYNCHRONOUS)
+        returned = self.function(item)
+        if type(returned) in ASYNCHRONOUS:
+            check_result(self.step, self.function, returned, ASYNCHRONOUS)
         # A list is copied: the function may fill the same one again.
-        return made if type(made) is tuple else list(made)
+        return returned if type(returned) is tuple else list(returned)
 
 
 class MapBatches(Operator):
-    """A list of items in, a list of as many or others out."""
+    """Maps a list of items to a list of items, of any length if there are no keys."""
 
     def __init__(
         self, setting: Setting, function: Callable[[list[Any]], Iterable[Any]], keyed: bool
@@ -91,9 +91,9 @@ class MapBatches(Operator):
         """Apply the function to all rows at once."""
         with RecordCalls(self, self.function, batch, at_once=True):
             try:
-                made = self.function(batch.values.copy())
-                check_result(self.step, self.function, made, ASYNCHRONOUS)
-                results = list(made)
+                returned = self.function(batch.values.copy())
+                check_result(self.step, self.function, returned, ASYNCHRONOUS)
+                results = list(returned)
                 if self.keyed and len(results) != len(batch):
                     raise ValueError(
                         f"{len(batch)} keyed items went in, {len(results)} came out: which keys have these?"
@@ -104,7 +104,7 @@ class MapBatches(Operator):
         if len(results) == len(batch):
             self.emit(batch.with_values(results))
         else:
-            # All results stand for all records: they have the latest time, and come after the last record.
+            # All results stand for all records: they have the latest time, and follow the last record.
             latest = 0 if isinstance(batch.times, int) else int(batch.times.argmax())
             origin = late = None
             if batch.origin is not None:
@@ -119,16 +119,16 @@ def _latest(batch: RowBatch) -> int:
 
 
 class Inspect(Map):
-    """Look at every item and let it pass."""
+    """Calls a function for every item and passes the items on."""
 
     def push(self, batch: RowBatch) -> None:
         """Call the function for every row."""
         _, failed = self.each(self.function, batch)
-        self.emit(kept(batch, failed))
+        self.emit(without_rows(batch, failed))
 
 
 class Branch(Filter):
-    """Items for which the function says yes go one way, the others another."""
+    """Sends the items for which the function returns a true value one way, the others another."""
 
     def __init__(self, setting: Setting, function: Callable[[Any], Any]) -> None:
         super().__init__(setting, function)
@@ -136,23 +136,23 @@ class Branch(Filter):
         self.no = Pass(setting)
 
     def push(self, batch: RowBatch) -> None:
-        """Split the rows."""
-        left, answers = self.asked(batch)
-        said = np.array(answers, dtype=bool)
+        """Split the rows by the function's answers."""
+        left, answers = self.answers_for(batch)
+        flags = np.array(answers, dtype=bool)
         if not len(left):
             return
         if self.parting is None:
-            self._part(left, said)
+            self._split(left, flags)
             return
         with self.parting.parting():
-            self._part(left.numbered(), said)
+            self._split(left.numbered(), flags)
 
-    def ways_onwards(self) -> list[Operator]:
-        """Return the two ways."""
+    def next_operators(self) -> list[Operator]:
+        """Return the operators of the two branches."""
         return [self.yes, self.no]
 
-    def _part(self, batch: RowBatch, said: NDArray[np.bool_]) -> None:
-        for way, mask in ((self.yes, said), (self.no, ~said)):
+    def _split(self, batch: RowBatch, flags: NDArray[np.bool_]) -> None:
+        for way, mask in ((self.yes, flags), (self.no, ~flags)):
             if mask.all():
                 way.emit(batch)
             elif mask.any():
@@ -160,15 +160,15 @@ class Branch(Filter):
 
 
 class Pass(Operator):
-    """Lets everything pass: where streams come together, and where a port begins."""
+    """Passes all items on: where streams come together, and where a port begins."""
 
     def push(self, batch: RowBatch) -> None:
-        """Pass it on."""
+        """Pass the batch on."""
         self.emit(batch)
 
 
 class WithKey(Operator):
-    """The key becomes part of the item."""
+    """Makes the key part of the item."""
 
     def push(self, batch: RowBatch) -> None:
         """Pair keys and items."""
@@ -195,34 +195,34 @@ class KeyBy(Operator):
         self.port = port
         self.deliver = deliver
         self._hashing = f"__stable_key__ or __hash__ of keys of {name_of(key)}"
-        self._waiting: list[tuple[list[Any], list[Any], RowBatch]] = []  # keys, values, of items
+        self._waiting: list[tuple[list[Any], list[Any], RowBatch]] = []  # keys, values, their rows
         self._rows = 0
 
     def push(self, batch: RowBatch) -> None:
-        """Key the rows. A few of them wait for `flush`: a hundred small batches cost as much as a large one."""
+        """Key the rows. A few rows wait for `flush`: a hundred small batches cost as much as a large one."""
         keys, failed = self.each(self.key, batch)
-        left = kept(batch, failed)
+        left = without_rows(batch, failed)
         values = left.values
         if self.value is not None:
             values, failed = self.each(self.value, left)
             if failed:
-                keys = without(keys, failed)
-                left = kept(left, failed)
+                keys = without_values(keys, failed)
+                left = without_rows(left, failed)
         if keys:
             self._waiting.append((keys, values, left))
             self._rows += len(keys)
-            if self._rows >= ENOUGH:
+            if self._rows >= KEYED_BATCH_ROWS:
                 self.flush()
 
     def flush(self) -> bool:
-        """Deliver what waits; False if nothing did."""
+        """Deliver the waiting rows; return False if there were none."""
         waiting, self._waiting, self._rows = self._waiting, [], 0
         if not waiting:
             return False
         keys, values, left = waiting[0]
         if len(waiting) > 1:
-            keys = [key for some, _, _ in waiting for key in some]
-            values = [value for _, some, _ in waiting for value in some]
+            keys = [key for batch_keys, _, _ in waiting for key in batch_keys]
+            values = [value for _, batch_values, _ in waiting for value in batch_values]
             left = joined([batch for _, _, batch in waiting])
         walked = iter(keys)
         done = begun_before(walked, len(keys))
@@ -232,13 +232,17 @@ class KeyBy(Operator):
             try:
                 hashes = hash_keys(keys, walked)
                 batch = RowBatch(values, times, keys, hashes, port, origin, late)
-            except BaseException as error:  # also what a `__stable_key__` may raise
+            except BaseException as error:  # including errors of a user's `__stable_key__`
                 pass_interrupt(error)
-                before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
-                items = RowBatch(left.values, times, before)
+                former_keys = [
+                    key
+                    for _, _, rows_in in waiting
+                    for key in rows_in.keys or [None] * len(rows_in)
+                ]
+                items = RowBatch(left.values, times, former_keys)
                 rows, hashes = self._hashable(keys, items, call)
-                none = np.zeros(len(keys), dtype=np.uint64)
-                batch = RowBatch(values, times, keys, none, port, origin, late).take(rows)
+                no_hashes = np.zeros(len(keys), dtype=np.uint64)
+                batch = RowBatch(values, times, keys, no_hashes, port, origin, late).take(rows)
                 batch.hashes = hashes
         if len(batch):
             self.deliver(batch)
@@ -247,11 +251,11 @@ class KeyBy(Operator):
     def _hashable(
         self, keys: list[Any], items: RowBatch, call: ValueCalls
     ) -> tuple[NDArray[np.intp], Hashes]:
-        """The rows whose keys have a stable hash, and the hashes; for the others it is as if the function had raised.
+        """Return the rows whose keys have a stable hash, and the hashes; handle an error as one of the key function.
 
-        `items`: the rows with the keys they had so far.
+        `items` has the rows with the keys they had before this step.
         """
-        tried: list[bool] = []  # whether there is a hash
+        tried: list[bool] = []  # whether the key has a hash
         hashes: list[int] = []
         call.done = tried.__len__
         for row, key in enumerate(keys):
@@ -267,8 +271,8 @@ class KeyBy(Operator):
         return np.flatnonzero(tried), np.array(hashes, dtype=np.uint64)
 
 
-def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
-    """A batch of all results, each with the key and time of the row it came from."""
+def spread_results(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
+    """Return a batch of all results, each with the key and time of the row it came from."""
     counts = list(map(len, results))
     values = list(chain.from_iterable(results))
     columns = batch.keys, batch.origin, batch.late

@@ -1,15 +1,15 @@
-"""Ways that part inside a stage and meet again: records come out in the order they went in.
+"""Bring records back into order where ways that parted inside a stage meet again.
 
-Operators push whole batches: all that goes one way is worked on, then all that goes the other. Where the ways meet
+Operators push whole batches: all records that go one way are processed, then all that go the other. Where the ways meet
 again the records have to be put back into their order. Rules:
 
 1. Where ways part that meet again (`Operator.parting`), each row of a batch gets its number and its way (`origin`).
-2. Where they meet (`Meeting`), batches wait until everything has gone all its ways. Then their rows are sorted by
-   numbers and ways, and go on together. Two rows are compared where their ways parted: what came to them before that
-   is the same for both, so their columns stand for the same places.
+2. Where they meet (`Meeting`), batches wait until all records have gone all their ways. Then their rows are sorted by
+   numbers and ways, and go on together. Two rows are compared at the place where their ways parted: their numbers from
+   earlier places are the same for both, so their columns stand for the same places.
 3. A batch has one port. If records of several ports meet, and the port matters behind the meeting, they go on in parts:
    in a part all records of a key are of one port, so the order of each key's records is kept. They are numbered before.
-4. What was made of no record (by a timer) has no number and waits for nothing: no batch is under way then.
+4. A record made by a timer has no number and waits for nothing: no batch is under way then.
 5. When `push` returns nothing waits here, so there is nothing to flush, to save or to move.
 """
 
@@ -30,9 +30,9 @@ class Ways:
 
     def __init__(self) -> None:
         self.before: list[Callable[[], object]] = []
-        """Calls that clear what waits in front of meetings, before ways part."""
+        """Calls that empty the queues in front of meetings, before ways part."""
         self.release: list[Callable[[], object]] = []
-        """Calls that let go on what waits, those of earlier meetings first."""
+        """Calls that release the waiting batches, those of earlier meetings first."""
         self.under_way = False
 
     @contextmanager
@@ -69,14 +69,14 @@ class Meeting(Operator):
         self._waiting: list[RowBatch] = []
 
     def push(self, batch: RowBatch) -> None:
-        """Let a batch wait if records are under way, or hand it on."""
+        """Let a batch wait if records are under way, or else hand it on."""
         if self.ways.under_way:
             self._waiting.append(batch)
         else:
             self.deliver(batch)
 
     def release(self) -> None:
-        """Hand on what waits, in order."""
+        """Hand on the waiting records, in order."""
         waiting, self._waiting = self._waiting, []
         if len(waiting) < 2:
             for batch in waiting:
@@ -107,13 +107,13 @@ def rows_by_round(rounds: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def round_of(batch: RowBatch, ports: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return in which part of a batch with keys each row goes on, so that no key has two ports in one part.
+    """Return, for each row of a keyed batch, the part in which it goes on, so that no key has two ports in one part.
 
     Keys with one hash count as one.
     """
     order = np.argsort(batch.hashes, kind="stable")
     hashes, sorted_ports = batch.hashes[order], ports[order]
-    first = np.ones(len(order), dtype=bool)  # of a key
+    first = np.ones(len(order), dtype=bool)  # whether the row is the first of its key
     first[1:] = hashes[1:] != hashes[:-1]
     turns = ~first
     turns[1:] &= sorted_ports[1:] != sorted_ports[:-1]
@@ -126,19 +126,19 @@ def round_of(batch: RowBatch, ports: NDArray[np.int64]) -> NDArray[np.intp]:
 
 
 def mark_parting(operators: Iterable[Operator], ways: Ways) -> None:
-    """Let operators know whose ways part and meet again."""
+    """Set `parting` on the operators whose ways part and meet again."""
     reach: dict[int, set[int]] = {}
 
-    def reached(operator: Operator) -> set[int]:
-        known = reach.get(id(operator))
-        if known is None:
-            known = {id(operator)}.union(*map(reached, operator.ways_onwards()))
-            reach[id(operator)] = known
-        return known
+    def reachable_from(operator: Operator) -> set[int]:
+        reachable = reach.get(id(operator))
+        if reachable is None:
+            reachable = {id(operator)}.union(*map(reachable_from, operator.next_operators()))
+            reach[id(operator)] = reachable
+        return reachable
 
     for operator in operators:
         seen: set[int] = set()
-        for way in operator.ways_onwards():
-            if not seen.isdisjoint(reached(way)):
+        for next_operator in operator.next_operators():
+            if not seen.isdisjoint(reachable_from(next_operator)):
                 operator.parting = ways
-            seen |= reached(way)
+            seen |= reachable_from(next_operator)

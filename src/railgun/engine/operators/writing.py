@@ -1,4 +1,4 @@
-"""Writing: where a flow's results leave it."""
+"""Write a flow's results to its sinks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from railgun.transport.rows import RowBatch
 
 
 class Writing(Operator):
-    """Hands items to a sink's writer, at once: it keeps none itself."""
+    """Hands items to a sink's writer at once: the operator keeps none itself."""
 
     def __init__(self, setting: Setting, sink: Sink[Any], place: Place) -> None:
         super().__init__(setting)
@@ -27,31 +27,31 @@ class Writing(Operator):
         self.dirty = False
 
     def push(self, batch: RowBatch) -> None:
-        """Write the items."""
+        """Write the items of a batch."""
         self.write(batch.values)
 
     def write(self, items: Sequence[object]) -> None:
-        """Write items, at least one."""
+        """Write items (at least one)."""
         with self.calling("write", items):
             check_done(self.writer.write(items))
         self.records += len(items)
         self.dirty = True
 
     def flush(self) -> None:
-        """Let others see what was written, or if it waits for a snapshot, send it on its way."""
+        """Make written items visible or, if they wait for a snapshot, send them on their way."""
         if self.dirty:
             self.dirty = False
             with self.calling("flush"):
                 check_done(self.writer.flush())  # type: ignore[func-returns-value]
 
     def close(self) -> None:
-        """Let go of the writer; what it has not prepared, if it prepares, is thrown away."""
+        """Close the writer; a two-phase writer throws away output it has not prepared."""
         with self.calling("close"):
             check_done(self.writer.close())  # type: ignore[func-returns-value]
 
-    def calling(self, what: str, items: Sequence[object] = ()) -> SinkCall:
+    def calling(self, method: str, items: Sequence[object] = ()) -> SinkCall:
         """Return the context in which a method of the sink or its writer is called; it raises a `SinkError`."""
-        return SinkCall(self.step, self.sink, what, items)
+        return SinkCall(self.step, self.sink, method, items)
 
     def keys_arrive(self, rescale: int) -> None:
         """Tell the writer that a rescale brings keys of other workers to this one."""
@@ -60,13 +60,13 @@ class Writing(Operator):
                 check_done(self.writer.keys_arrive(rescale))  # type: ignore[func-returns-value]
 
     def prepare(self, snapshot: int) -> Token | None:
-        """What was written up to now belongs to this snapshot; the token to commit it with, if it needs one."""
+        """Assign all output so far to this snapshot; return the token to commit it with, or None if none is needed."""
         return self.cut(snapshot)()
 
     def cut(self, snapshot: int) -> Callable[[], Token | None]:
-        """As `prepare`, in two parts: what has to be done now, and what another thread can do.
+        """Do `prepare` in two parts: the urgent part now, the rest in the returned function, for another thread.
 
-        A writer that knows no two phases is flushed instead: what the snapshot says was done has then been done.
+        A writer without two phases is flushed instead: what the snapshot records as written is then visible.
         """
         if not isinstance(self.writer, TwoPhaseWriter):
             self.flush()

@@ -1,4 +1,4 @@
-"""What the core knows of a batch of records: how many, their key hashes, and how to take some of them."""
+"""Interface of a batch of records, as the state machines see it: its size, key hashes, and a way to take rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from railgun.hashing import Hashes
 
 
 class Batch(Protocol):
-    """A batch of keyed records. Rows keep their order; the content is nobody's business here."""
+    """A batch of keyed records. Rows keep their order; the state machines never look at the content."""
 
     @property
     def hashes(self) -> Hashes:
-        """The key hash of each row."""
+        """Return the key hash of each row."""
         ...
 
     def __len__(self) -> int: ...
 
     def take(self, rows: NDArray[np.intp]) -> Self:
-        """A batch of these rows, in this order."""
+        """Return a batch of these rows, in this order."""
         ...
 
 
@@ -31,7 +31,7 @@ B = TypeVar("B", bound=Batch)
 
 
 def select(batch: B, mask: NDArray[np.bool_]) -> B | None:
-    """The rows where `mask` holds, in order; None if there are none, the batch itself if all do."""
+    """Return the rows where `mask` holds, in order; None if there are none, the batch itself if it holds everywhere."""
     rows = np.flatnonzero(mask)
     if len(rows) == 0:
         return None
@@ -39,9 +39,9 @@ def select(batch: B, mask: NDArray[np.bool_]) -> B | None:
 
 
 def split(batch: B, owners: Owners) -> Iterator[tuple[Worker, B]]:
-    """The batch by owner, in the order of the owners' numbers, the rows of each in their own order.
+    """Yield the batch's rows by owner: owners in order of their numbers, rows in their own order.
 
-    One stable sort for any number of owners: of one byte or two, numpy sorts in time linear in the rows.
+    One stable sort for any number of owners: numpy sorts one- or two-byte numbers in time linear in the rows.
     """
     if len(owners) == 0:
         return

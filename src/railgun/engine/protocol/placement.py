@@ -1,4 +1,4 @@
-"""Which worker owns a key: hash → one of 4,096 slots → worker, with overrides for keys that need it.
+"""Decide which worker owns a key: hash → one of 4,096 slots → worker, with overrides for slots and keys.
 
 `Placement` is the function F of the rescale protocol. Its rules:
 
@@ -6,8 +6,8 @@
 2. **Minimal.** The slot table is made by rendezvous hashing: each slot goes to the worker with the highest
    score for it. Adding a worker to n moves about 1/(n+1) of the slots, all of them to the new worker;
    removing one moves only its own slots.
-3. **Overridable.** A slot, or a single key by its hash, can be given to a worker by name: a hot key gets a
-   worker of its own. A key's override wins over its slot's.
+3. **Overridable.** A slot, or a single key by its hash, can be assigned to a worker: a hot key gets a worker of its
+   own. A key's override takes precedence over its slot's.
 
 Looking up the owners of a batch is one shift and one gather, whatever the number of workers.
 """
@@ -58,7 +58,7 @@ class Placement:
         slots: Mapping[int, Worker] | None = None,
         keys: Mapping[int, Worker] | None = None,
     ) -> Placement:
-        """A placement over these workers; `slots` and `keys` (by hash) override the table."""
+        """Return a placement over these workers; `slots` and `keys` (by hash) override the table."""
         return Placement(
             tuple(sorted(set(workers))),
             tuple(sorted((slots or {}).items())),
@@ -72,16 +72,16 @@ class Placement:
             raise PlacementError(f"workers are numbered from 0 up, not {self.workers}")
         if self.workers != tuple(sorted(set(self.workers))):
             raise PlacementError(f"workers must be sorted and different, not {self.workers}")
-        for what, overrides in (("slot", self.slots), ("key", self.keys)):
+        for kind, overrides in (("slot", self.slots), ("key", self.keys)):
             names = [name for name, _ in overrides]
             if names != sorted(set(names)):
                 raise PlacementError(
-                    f"{what} overrides must be sorted and different: use Placement.of"
+                    f"{kind} overrides must be sorted and different: use Placement.of"
                 )
             for name, worker in overrides:
                 if worker not in self.workers:
                     raise PlacementError(
-                        f"{what} {name} is to go to worker {worker}, which is not one of {self.workers}"
+                        f"{kind} {name} is to go to worker {worker}, which is not one of {self.workers}"
                     )
         for slot, _ in self.slots:
             if not 0 <= slot < SLOTS:
@@ -101,7 +101,7 @@ class Placement:
         object.__setattr__(self, "_pinned_to", np.array([w for _, w in self.keys], dtype=np.int32))
 
     def owners(self, hashes: Hashes) -> Owners:
-        """The owner of each key of a batch."""
+        """Return the owner of each key of a batch, given the keys' hashes."""
         owners: Owners = self._table[hashes >> _SHIFT]
         if len(self._pinned):
             at = np.searchsorted(self._pinned, hashes)
@@ -111,22 +111,22 @@ class Placement:
         return owners
 
     def owner(self, key_hash: int) -> Worker:
-        """The owner of one key."""
+        """Return the owner of one key, given its hash."""
         return int(self.owners(np.array([key_hash], dtype=np.uint64))[0])
 
     def table(self) -> Owners:
-        """The owner of each slot (a copy)."""
+        """Return a copy of the slot table: the owner of each slot."""
         return self._table.copy()
 
     def takes(self, worker: Worker, old: Placement) -> bool:
-        """Return whether a worker gets keys here that belong to others in `old`."""
+        """Return whether `worker` owns keys here that belong to others in `old`."""
         if ((self._table == worker) & (old._table != worker)).any():
             return True
         pinned = np.concatenate([self._pinned, old._pinned])
         return bool(((self.owners(pinned) == worker) & (old.owners(pinned) != worker)).any())
 
     def resized(self, workers: Iterable[Worker]) -> Placement:
-        """The same overrides over other workers; an override to a worker that leaves ends with it."""
+        """Return a placement over other workers with the same overrides, less those to workers that leave."""
         remaining = tuple(sorted(set(workers)))
         return Placement(
             remaining,
@@ -137,7 +137,7 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def _rendezvous(workers: tuple[Worker, ...]) -> Owners:
-    """For every slot the worker with the highest score; scores are unequal but for a chance of 2**-64."""
+    """Return, for every slot, the worker with the highest score; two scores are equal with chance 2**-64."""
     slots = np.arange(SLOTS, dtype=np.uint64) * np.uint64(P1)
     names = hash_ints(np.array(workers, dtype=np.int64))
     scores = finish(names[:, None] ^ slots[None, :])

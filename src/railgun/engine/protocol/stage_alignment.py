@@ -1,7 +1,7 @@
-"""Where several stages lead into one on a worker: what they send waits for the barrier of them all.
+"""Align the barriers of several stages that lead into one stage, on one worker.
 
-A stage puts the barrier of a snapshot behind what it has sent. What it sends after that belongs after the cut, so it
-waits until the barriers of the other stages before have come as well.
+A stage sends the barrier of a snapshot behind its records. Records it sends later belong after the cut, so they wait
+until the barriers of the other preceding stages have come as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Event = TypeVar("Event")
 
 
 class Alignment(Generic[Event]):
-    """The stages before, which of them have sent the barrier, and what came from those since.
+    """The preceding stages: which of them have sent the barrier, and the events they sent after it.
 
     >>> alignment = Alignment([0, 1])
     >>> alignment.barrier(0, 7), alignment.waits(0), alignment.waits(1)
@@ -34,15 +34,18 @@ class Alignment(Generic[Event]):
         self._waiting: list[tuple[int, Event]] = []
 
     def waits(self, origin: int) -> bool:
-        """Whether what comes from this stage has to wait."""
+        """Return whether events from this stage have to wait."""
         return origin in self._here
 
     def wait(self, origin: int, event: Event) -> None:
-        """Keep it."""
+        """Keep an event until `release`."""
         self._waiting.append((origin, event))
 
     def barrier(self, origin: int, snapshot: int) -> bool:
-        """A stage has sent its barrier; whether all have now."""
+        """Take the barrier of a preceding stage; return whether all stages have sent theirs.
+
+        Raise `ProtocolError` if the stage sent the barrier already, or another snapshot is being aligned.
+        """
         if self._snapshot not in (None, snapshot) or origin in self._here:
             raise ProtocolError(
                 f"the barrier of snapshot {snapshot} came from stage {origin} while {self._snapshot} is aligned"
@@ -52,7 +55,7 @@ class Alignment(Generic[Event]):
         return self._here >= self._before
 
     def release(self) -> list[tuple[int, Event]]:
-        """The barrier has gone on: what waited, in order."""
+        """Return the events that waited, in order: the barrier has gone on."""
         self._here, self._snapshot = set(), None
         waiting, self._waiting = self._waiting, []
         return waiting

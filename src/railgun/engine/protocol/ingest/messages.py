@@ -1,6 +1,6 @@
-"""What the machines of connectors say: to a connector, to the controller, to a worker.
+"""Define the messages that the table and the registry send: to a connector, to the controller, to a worker.
 
-A stream has a name. Its messages have ids, whole numbers from 0 on that go up; `NONE` stands before all of them. The
+A stream has a name. Its messages have ids: whole, rising numbers from 0 on; `NONE` stands before all of them. The
 *point of reference* (por) is the id of the last message that is in a snapshot.
 """
 
@@ -18,11 +18,11 @@ NONE: Final = -1
 LAST_ID: Final = (1 << 63) - 1
 
 Owner: TypeAlias = tuple[Worker, int]
-"""A worker's process: the worker, and its incarnation."""
+"""A worker's process: the worker and its incarnation."""
 
 
 class Reason(Enum):
-    """Why a stream is not granted."""
+    """Whether a stream is granted, and if not, why."""
 
     OK = 0
     BUSY_RETRY = 1
@@ -31,7 +31,7 @@ class Reason(Enum):
 
 
 class SessionError(RailgunError):
-    """What a connector did that ends its session; `code` is one word for programs."""
+    """A connector's mistake that ends its session; `code` is one word for programs."""
 
     def __init__(self, code: str, text: str, stream: str = "", id: int = NONE) -> None:
         super().__init__(text)
@@ -43,7 +43,7 @@ class SessionError(RailgunError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To a notify: go on after `por`; or not, and why."""
+    """The answer to a notify: send after `por`, or the reason why not."""
 
     session: int
     stream: str
@@ -52,13 +52,13 @@ class Answer:
 
     @property
     def granted(self) -> bool:
-        """Whether the stream may be sent."""
+        """Return whether the stream may be sent."""
         return self.reason is Reason.OK
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """These messages, and all before them, are in a committed snapshot."""
+    """These messages, and all earlier ones of their streams, are in a committed snapshot."""
 
     session: int
     points: tuple[tuple[str, int], ...]
@@ -76,7 +76,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A connector wants to send a stream here."""
+    """Ask for a stream that a connector wants to send here."""
 
     stream: str
     session: int
@@ -84,9 +84,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Relinquish:
-    """This worker has the stream no more; whoever has it next goes on after `por`.
+    """This worker gives the stream back; its next owner goes on after `por`.
 
-    How far time has come in it (`reached`) is added by who keeps the times.
+    The driver that keeps the times adds how far time has advanced in the stream (`reached`).
     """
 
     stream: str
@@ -96,7 +96,7 @@ class Relinquish:
 
 @dataclass(frozen=True, slots=True)
 class Hasten:
-    """A stream that is wanted elsewhere is free after the next snapshot: let it be soon."""
+    """Take the next snapshot soon: it frees a stream that is wanted elsewhere."""
 
 
 # ---------------------------------------------------------------- the controller, to a worker
@@ -104,7 +104,7 @@ class Hasten:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The stream is yours, for this session; go on after `por`."""
+    """Give a worker the stream, for this session; the stream goes on after `por`."""
 
     to: Owner
     stream: str
@@ -114,7 +114,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Another worker has it."""
+    """Refuse a worker the stream: another worker has it."""
 
     to: Owner
     stream: str
@@ -123,7 +123,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A stream that is yours is wanted elsewhere."""
+    """Tell the owner of a stream that another worker wants it."""
 
     to: Owner
     stream: str

@@ -1,4 +1,4 @@
-"""All streams of a source, and who has them: the controller's side.
+"""Track all streams of a source and the workers that own them: the controller's side.
 
 | event                | unknown            | inactive(por)    | active(owner, base)                    | left(seen)         |
 |----------------------|--------------------|------------------|----------------------------------------|--------------------|
@@ -9,11 +9,11 @@
 | n is committed       | –                  | –                | –                                      | in n: → inactive   |
 | the flow goes to n   | forgotten, unless in n | inactive(por of n) | inactive(por of n)               | inactive(por of n) |
 
-1. What is of another generation of the flow, or of a process that is no member, is dropped.
-2. An answer does not depend on who asks.
-3. A worker that leaves hands over what it saw of its streams. They are free with the next snapshot, as if it had stayed:
-   so all messages of a stream between two snapshots are of one worker.
-4. When the flow goes back, this is restored before any worker goes on.
+1. A message of another generation of the flow, or of a process that is no member, is dropped.
+2. An answer does not depend on the worker that asks.
+3. A worker that leaves hands over the last ids it saw of its streams. The streams are free with the next snapshot, as
+   if the worker had stayed: so all messages of a stream between two snapshots are of one worker.
+4. When the flow goes back, the registry is restored before any worker goes on.
 """  # noqa: E501  (a table)
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from railgun.engine.protocol.ingest.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Inactive:
-    """Nobody has it."""
+    """A stream that no worker owns."""
 
     por: int
 
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """A worker has it, for a session; it went on after `base`."""
+    """A stream that a worker owns, for a session; it went on after `base`."""
 
     owner: Owner
     session: int
@@ -51,7 +51,7 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The worker that had it is gone; `inside`: the snapshot that holds what it saw, if one is under way."""
+    """A stream whose owner has left; `inside` is the snapshot that holds what the owner saw, if one is under way."""
 
     seen: int
     inside: int | None = None
@@ -73,11 +73,11 @@ class Registry:
     # ------------------------------------------------------------ workers
 
     def joined(self, owner: Owner) -> None:
-        """A worker takes part."""
+        """Add a worker's process as a member."""
         self.members.add(owner)
 
     def left(self, owner: Owner, generation: int, seen: Mapping[str, int]) -> None:
-        """A worker is gone in good order; what it saw of its streams."""
+        """Remove a worker that left in good order; `seen` has the last id it saw of each of its streams."""
         if generation != self.generation or owner not in self.members:
             return
         self.members.discard(owner)
@@ -86,36 +86,39 @@ class Registry:
                 self.streams[name] = Left(seen.get(name, stream.base))
 
     def notify(self, owner: Owner, generation: int, name: str, session: int) -> list[FromRegistry]:
-        """A connector wants to send a stream to this worker."""
+        """Answer a worker whose connector wants to send the stream `name`."""
         if generation != self.generation or owner not in self.members:
             return []
         match self.streams.get(name, Inactive(NONE)):
             case Inactive(por):
                 self.streams[name] = Active(owner, session, por)
                 return [Grant(owner, name, session, por)]
-            case Active(who, known, base) if (who, known) == (owner, session):
+            case Active(current_owner, current_session, base) if (
+                current_owner,
+                current_session,
+            ) == (owner, session):
                 return [Grant(owner, name, session, base)]
-            case Active(who):
-                return [Reject(owner, name, session), Want(who, name)]
+            case Active(current_owner):
+                return [Reject(owner, name, session), Want(current_owner, name)]
             case Left():
                 return [Reject(owner, name, session), Hasten()]
 
     def relinquish(self, owner: Owner, generation: int, name: str, por: int) -> None:
-        """A worker has a stream no more."""
+        """Take back a stream from its owner; it goes on after `por`."""
         stream = self.streams.get(name)
         if generation == self.generation and isinstance(stream, Active) and stream.owner == owner:
             self._rest(name, por)
 
     def _rest(self, name: str, por: int) -> None:
         if por == NONE:
-            del self.streams[name]  # as if it had never been
+            del self.streams[name]  # nothing of the stream ever came: forget it
         else:
             self.streams[name] = Inactive(por)
 
     # ------------------------------------------------------------ snapshots
 
     def snapshot(self, number: int, recorded: Mapping[Owner, Mapping[str, int]]) -> dict[str, int]:
-        """What a snapshot holds of each stream, by what workers recorded."""
+        """Return the position of each stream in snapshot `number`, given the positions that workers recorded."""
         positions: dict[str, int] = {}
         for name, stream in self.streams.items():
             match stream:
@@ -129,7 +132,7 @@ class Registry:
         return {name: por for name, por in positions.items() if por != NONE}
 
     def committed(self, number: int) -> None:
-        """A snapshot is committed."""
+        """Free the streams of workers that left, if this committed snapshot holds what they saw."""
         for name, stream in list(self.streams.items()):
             if isinstance(stream, Left) and stream.inside is not None and stream.inside <= number:
                 self._rest(name, stream.seen)
@@ -137,7 +140,7 @@ class Registry:
     def go_back(
         self, generation: int, positions: Mapping[str, int], members: Iterable[Owner]
     ) -> None:
-        """A generation of the flow begins, with what a snapshot holds."""
+        """Begin a generation of the flow with the positions that a snapshot holds."""
         self.generation = generation
         self.members = set(members)
         self.streams = {name: Inactive(por) for name, por in positions.items()}

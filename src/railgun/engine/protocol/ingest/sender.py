@@ -1,12 +1,12 @@
-"""A connector's side: which of its streams are open, how far they were sent, and what is safe.
+"""Track a connector's streams: which are open, how far they were sent, and what is acknowledged.
 
 1. A stream is announced, and sent after the answer: always from the point that the answer names, whatever
    was sent before. That point may lie before what was sent (the flow has gone back) and after what is
    acknowledged (the flow has it, but no snapshot does yet).
-2. *Acknowledged* is only what an acknowledgement names. Whatever is after that may be asked for again. If people start
-   the flow from an older snapshot, so may what is before, and it counts no more.
-3. A lost connection closes all streams. Each is announced again with the next one.
-4. Credits are bytes. What is sent takes from them; nothing is sent while there are none. The last batch may take
+2. Only what an acknowledgement names is *acknowledged*. The flow may ask again for anything after that. If an operator
+   starts the flow from an older snapshot, it may ask for earlier messages too, and they are acknowledged no more.
+3. A lost connection closes all streams. Each is announced again on the next connection.
+4. Credits are bytes. A batch takes from them; nothing is sent while there are none. The last batch may take
    more than there are.
 """
 
@@ -19,27 +19,27 @@ from railgun.engine.protocol.ingest.messages import NONE
 
 
 class Phase(Enum):
-    """How far a stream is in this connection."""
+    """The state of a stream in this connection."""
 
     IDLE = "idle"
     ASKED = "asked"
     OPEN = "open"
-    ENDED = "ended"  # all was sent, and its end
+    ENDED = "ended"  # all messages were sent, and the end of the stream
 
 
 @dataclass(slots=True)
 class Sent:
-    """A stream of this connector."""
+    """A stream of this connector, and how far it was sent."""
 
     name: str
     number: int
     phase: Phase = Phase.IDLE
-    at: int = NONE  # the id of the last message that was sent, or that need not be
+    at: int = NONE  # the id of the last message that was sent, or that need not be sent
     acked: int = NONE
 
 
 class Sender:
-    """The streams of one connector, over one connection after the other."""
+    """The streams of one connector, over its successive connections."""
 
     __slots__ = ("credits", "numbers", "streams")
 
@@ -49,56 +49,56 @@ class Sender:
         self.credits = 0
 
     def stream(self, name: str) -> Sent:
-        """A stream by its name."""
-        found = self.streams.get(name)
-        if found is None:
-            found = Sent(name, len(self.numbers) + 1)
-            self.streams[name] = self.numbers[found.number] = found
-        return found
+        """Return the stream of this name; add it if it is new."""
+        sent = self.streams.get(name)
+        if sent is None:
+            sent = Sent(name, len(self.numbers) + 1)
+            self.streams[name] = self.numbers[sent.number] = sent
+        return sent
 
     def opened(self, credits: int) -> None:
-        """A connection is open."""
+        """Begin a connection with this many credits."""
         self.credits = credits
 
     def lost(self) -> None:
-        """The connection is lost."""
+        """End the connection: no credits, all streams idle."""
         self.credits = 0
         for stream in self.streams.values():
             stream.phase = Phase.IDLE
 
     def asks(self, stream: Sent) -> None:
-        """A stream is announced."""
+        """Take note that a stream was announced."""
         stream.phase = Phase.ASKED
 
     def granted(self, stream: Sent, por: int) -> None:
-        """It may be sent, after this id."""
+        """Open a stream, to be sent after the id `por`."""
         stream.phase = Phase.OPEN
         stream.at = por
         stream.acked = min(stream.acked, por)
 
     def refused(self, stream: Sent) -> None:
-        """It may not be sent now."""
+        """Set a stream idle: the worker refused it for now."""
         stream.phase = Phase.IDLE
 
     def sent(self, stream: Sent, last: int, size: int) -> None:
-        """Messages up to this id were sent, in a batch of this size."""
+        """Take note that messages up to the id `last` were sent, in a batch of `size` bytes."""
         stream.at = last
         self.credits -= size
 
     def ended(self, stream: Sent) -> None:
-        """Its end was sent."""
+        """Take note that the end of a stream was sent."""
         stream.phase = Phase.ENDED
 
     def granted_credits(self, credits: int) -> None:
-        """There is room for more."""
+        """Add credits that the worker granted."""
         self.credits += credits
 
     def acknowledged(self, stream: Sent, por: int) -> bool:
-        """What is safe; whether that is news."""
-        news = por > stream.acked
+        """Record an acknowledgement up to the id `por`; return whether it is new."""
+        is_new = por > stream.acked
         stream.acked = max(stream.acked, por)
-        return news
+        return is_new
 
     def may_send(self, stream: Sent) -> bool:
-        """Whether a batch may be sent now."""
+        """Return whether a batch of the stream may be sent now."""
         return stream.phase is Phase.OPEN and self.credits > 0

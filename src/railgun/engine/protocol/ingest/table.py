@@ -1,17 +1,17 @@
-"""The streams of one worker: which are open here, how far they are, and when they may leave.
+"""Track the streams of one worker: which are open here, their positions, and when they may leave.
 
 `seen` is the id of the last message that was applied. Rules:
 
-1. **A stream leaves only with a snapshot.** When its connector is done, or its connection is lost, it stays
-   here, until a snapshot is committed that began after that. Left at once with what is acknowledged, messages would
-   come twice; with what was seen, they would be lost when the flow goes back. A connector that comes back to
-   this worker meanwhile goes on after what was seen. Of a stream of which nothing ever came there is nothing to come
-   twice or to be lost: it is given back when its connection is lost.
-2. **What is granted too late is given back:** the connector that asked has gone, and nobody else would ever get it.
+1. **A stream leaves only with a snapshot.** When its connector is done, or its connection is lost, the stream stays
+   here until a snapshot is committed that began after that. If it left at once with the acknowledged id, messages
+   would come twice; with the seen id, they would be lost when the flow goes back. A connector that comes back to
+   this worker meanwhile goes on after what was seen. A stream without any messages has nothing to repeat or to lose:
+   it is given back when its connection is lost.
+2. **A grant that comes too late is given back:** the connector that asked has gone, and no other would ever get it.
 3. **An id at or below `seen`** was applied before, and is dropped.
-4. **Acknowledged** is what a snapshot recorded, when that is committed. One that fails changes nothing.
-5. A worker that is to leave *drains*: it takes nothing more, and sends connectors elsewhere. What it has then of streams
-   it hands over when it goes.
+4. **Acknowledged** is what a snapshot recorded, once it is committed. A snapshot that fails changes nothing.
+5. A worker that is to leave *drains*: it takes no more messages, and sends connectors elsewhere. When it leaves, it
+   hands over the positions of its streams.
 6. A table is of one generation of the flow. When the flow goes back, table and sessions end.
 
 Sessions are numbers that are never used again.
@@ -57,7 +57,7 @@ Ids: TypeAlias = NDArray[np.int64]
 
 
 class State(Enum):
-    """What a stream is here; one that is not known is absent."""
+    """The state of a stream on this worker; a stream without an entry is absent."""
 
     PENDING = "pending"
     OPEN = "open"
@@ -67,18 +67,18 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Entry:
-    """A stream that is not absent."""
+    """The state and position of a stream that is not absent."""
 
     state: State
     session: int
     seen: int = NONE
-    after: int = 0  # the first snapshot with which it may leave
-    told: int = NONE  # what this session was told to be committed
+    after: int = 0  # the first snapshot with which the stream may leave
+    acknowledged: int = NONE  # the last id acknowledged to this session
 
 
 @dataclass(slots=True)
 class Session:
-    """A connector that is connected."""
+    """A connected connector, and the streams it has open."""
 
     streams: dict[str, None] = field(default_factory=dict)
 
@@ -92,17 +92,17 @@ class Table:
         self.entries: dict[str, Entry] = {}
         self.sessions: dict[int, Session] = {}
         self.begun = 0  # the last snapshot that began here
-        self.recorded: dict[str, int] = {}  # by the one under way
+        self.recorded: dict[str, int] = {}  # positions in that snapshot
         self.draining = False
 
     # ------------------------------------------------------------ connectors
 
     def opened(self, session: int) -> None:
-        """A connector has connected."""
+        """Add the session of a connector that has connected."""
         self.sessions[session] = Session()
 
     def notify(self, session: int, stream: str) -> list[FromTable]:
-        """A connector wants to send a stream."""
+        """Answer a connector that wants to send a stream, or ask the controller for it."""
         if self.draining:
             return [Answer(session, stream, Reason.REDIRECT)]
         entry = self.entries.get(stream)
@@ -112,39 +112,42 @@ class Table:
         if entry.state is State.DETACHED:
             self._open(entry, session, stream)
             return [Answer(session, stream, Reason.OK, entry.seen)]
-        # One that has come to its end is free after the next snapshot, for whoever asks.
+        # A stream that has ended is free after the next snapshot, for any connector that asks.
         return [Answer(session, stream, Reason.BUSY_RETRY), *self.wanted(stream)]
 
     def message(self, session: int, stream: str, ids: Ids) -> int:
-        """Messages of these ids are to be applied: how many of them, from the first on, were before."""
+        """Apply messages of these ids; return how many of them, from the first on, were applied before.
+
+        Raise `SessionError` if they cannot be applied.
+        """
         entry = self.check(session, stream, ids)
         before = 0 if ids[0] > entry.seen else int(np.searchsorted(ids, entry.seen, "right"))
         entry.seen = max(entry.seen, int(ids[-1]))
         return before
 
     def check(self, session: int, stream: str, ids: Ids) -> Entry:
-        """Raise `SessionError` if messages of these ids cannot be applied."""
+        """Return the entry of a stream; raise `SessionError` if messages of these ids cannot be applied."""
         entry = self._of(session, stream, "a message")
         if ids[0] < 0 or (len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all())):
             raise SessionError("BAD_IDS", f"ids of {stream!r} have to go up, from 0 on", stream)
         return entry
 
     def end(self, session: int, stream: str, last: int) -> None:
-        """A connector says that a stream was sent up to this id."""
+        """Close a stream whose last message has the id `last`; raise `SessionError` if messages are missing."""
         entry = self._of(session, stream, "its end")
         if last > entry.seen:
             raise SessionError(
                 "BAD_IDS",
-                f"the end of {stream!r} is said to be {last}, but {entry.seen} was the last that came",
+                f"the end of {stream!r} names {last} as the last id, but {entry.seen} was the last that came",
                 stream,
             )
         entry.state, entry.after = State.CLOSING, self.begun + 1
 
     def closed(self, session: int) -> list[FromTable]:
-        """The connection of a session is lost. Its streams stay, but for those of which nothing ever came."""
-        gone = self.sessions.pop(session, None)
+        """End a session whose connection is lost. Its streams stay, except those without any messages."""
+        session_ended = self.sessions.pop(session, None)
         out: list[FromTable] = []
-        for stream in gone.streams if gone is not None else ():
+        for stream in session_ended.streams if session_ended is not None else ():
             entry = self.entries.get(stream)
             if entry is None or entry.session != session or entry.state is not State.OPEN:
                 continue
@@ -159,21 +162,21 @@ class Table:
         entry.state, entry.after = State.DETACHED, self.begun + 1
 
     def _open(self, entry: Entry, session: int, stream: str) -> None:
-        entry.state, entry.session, entry.told = State.OPEN, session, NONE
+        entry.state, entry.session, entry.acknowledged = State.OPEN, session, NONE
         self.sessions[session].streams[stream] = None
 
-    def _of(self, session: int, stream: str, what: str) -> Entry:
+    def _of(self, session: int, stream: str, subject: str) -> Entry:
         entry = self.entries.get(stream)
         if entry is None or entry.state is not State.OPEN or entry.session != session:
             raise SessionError(
-                "NOT_OPEN", f"{what} of {stream!r}, which is not open here: notify first", stream
+                "NOT_OPEN", f"{subject} of {stream!r}, which is not open here: notify first", stream
             )
         return entry
 
     # ------------------------------------------------------------ the controller
 
     def granted(self, stream: str, session: int, por: int) -> list[FromTable]:
-        """The controller gives this worker a stream."""
+        """Open a stream that the controller grants to this worker; give it back if the session has ended."""
         entry = self.entries.get(stream)
         if entry is not None and entry.state is not State.PENDING:
             return []
@@ -185,7 +188,7 @@ class Table:
         return [Answer(session, stream, Reason.OK, por)]
 
     def rejected(self, stream: str, session: int) -> list[FromTable]:
-        """Another worker has it."""
+        """Refuse a stream to its connector: another worker has it."""
         entry = self.entries.get(stream)
         if entry is None or entry.state is not State.PENDING:
             return []
@@ -195,7 +198,7 @@ class Table:
         return [Answer(session, stream, Reason.BUSY_RETRY)]
 
     def wanted(self, stream: str) -> list[FromTable]:
-        """Another worker's connector wants to send a stream that is here."""
+        """Take note that another worker's connector wants a stream; ask for a snapshot if that frees it."""
         entry = self.entries.get(stream)
         if entry is not None and entry.state in (State.CLOSING, State.DETACHED):
             return [Hasten()]
@@ -204,39 +207,39 @@ class Table:
     # ------------------------------------------------------------ snapshots
 
     def begin(self, snapshot: int) -> dict[str, int]:
-        """A snapshot begins here: what it is to record."""
+        """Begin a snapshot; return the positions it is to record."""
         self.begun = snapshot
         self.recorded = self.positions()
         return self.recorded
 
     def positions(self) -> dict[str, int]:
-        """How far the streams are that are here."""
+        """Return the position of every stream here that has messages."""
         return {stream: entry.seen for stream, entry in self.entries.items() if entry.seen != NONE}
 
     def settled(self, snapshot: int, committed: bool) -> list[FromTable]:
-        """A snapshot is committed; or it is not, and will not be."""
+        """Take note that a snapshot was committed or failed; return acknowledgements and the streams given back."""
         recorded, self.recorded = self.recorded, {}
         if not committed or snapshot != self.begun:
             return []
-        told: dict[int, list[tuple[str, int]]] = {}
+        points_by_session: dict[int, list[tuple[str, int]]] = {}
         leaving: list[FromTable] = []
         for stream, entry in list(self.entries.items()):
             por = recorded.get(stream, NONE)
-            if entry.session in self.sessions and por > entry.told:
-                entry.told = por
-                told.setdefault(entry.session, []).append((stream, por))
+            if entry.session in self.sessions and por > entry.acknowledged:
+                entry.acknowledged = por
+                points_by_session.setdefault(entry.session, []).append((stream, por))
             if entry.state in (State.CLOSING, State.DETACHED) and entry.after <= snapshot:
                 del self.entries[stream]
                 leaving.append(Relinquish(stream, por))
         return [
-            *(Acknowledge(session, tuple(points)) for session, points in told.items()),
+            *(Acknowledge(session, tuple(points)) for session, points in points_by_session.items()),
             *leaving,
         ]
 
     # ------------------------------------------------------------ leaving
 
     def drain(self) -> list[FromTable]:
-        """This worker is to leave: nothing more is taken, and all sessions end."""
+        """Prepare to leave: take no more messages, and end all sessions."""
         self.draining = True
         out: list[FromTable] = []
         for stream, entry in list(self.entries.items()):

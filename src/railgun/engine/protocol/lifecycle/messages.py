@@ -1,4 +1,4 @@
-"""What the controller orders and workers report, as data: the vocabulary of `lifecycle`."""
+"""Define the orders of the controller and the reports of workers: the vocabulary of `lifecycle`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Give up what you have, and make the stages anew; call these workers, and expect calls of the others."""
+    """Discard the current state, make the stages anew, call the workers in `dial`, and expect calls of the others."""
 
     generation: int
     placement: Placement
@@ -23,23 +23,23 @@ class Start:
     epochs: tuple[int, ...]
     dial: tuple[tuple[Worker, Address], ...]
     snapshot: int | None = None
-    """What to begin with; None: with nothing."""
+    """The snapshot to begin with; None: begin without state."""
     recover: bool = False
-    """Whether this worker commits again what sinks prepared for that snapshot."""
+    """Whether this worker commits again the output that sinks prepared for that snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Everybody is ready: read your sources."""
+    """Read your sources: every worker is ready."""
 
     generation: int
     snapshot: int = 0
-    """The number of the last one that began."""
+    """The number of the last snapshot that began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An event for the distributor of a stage."""
+    """Hand an event to the distributor of a stage."""
 
     generation: int
     stage: int
@@ -48,7 +48,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class EndSources:
-    """List no more: you are to leave."""
+    """List no more parts of your sources: this worker is to leave."""
 
     generation: int
 
@@ -62,14 +62,14 @@ class StopSources:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nobody needs you any more; `handing_over`: say first what is to be saved of you (`Farewell`)."""
+    """Leave the flow; with `handing_over`, first send what is to be saved of this worker (`Farewell`)."""
 
     handing_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Put the barrier of a snapshot behind what your sources have sent; `full`: save all keys, else what changed."""
+    """Put the barrier of a snapshot behind your sources' records; `full`: save all keys, else the changed ones."""
 
     generation: int
     snapshot: int
@@ -78,14 +78,14 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A snapshot is committed; or it is not, and will not be."""
+    """A snapshot was committed, or it failed."""
 
     generation: int
     snapshot: int
     committed: bool
     tokens: tuple[Any, ...] = ()
-    """What this worker is to commit beside its own: what workers that left prepared, and for sinks that commit together
-    what all workers did, who leave it to this one."""
+    """Output this worker is to commit beside its own: what departed workers prepared and, for sinks that commit
+    together, the output of all workers, which leave it to this one."""
 
 
 WorkerOrder = Start | Begin | Tell | EndSources | StopSources | Stop | TakeSnapshot | Settled
@@ -95,21 +95,21 @@ WorkerOrder = Start | Begin | Tell | EndSources | StopSources | Stop | TakeSnaps
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The stages are made, the links are open."""
+    """The stages are made, and the links are open."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The new members are known to all stages, and their links are open."""
+    """All stages know the new members, and the links to them are open."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a stage's distributor reported."""
+    """A report of a stage's distributor."""
 
     generation: int
     stage: int
@@ -118,14 +118,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Every stage has come to its end here."""
+    """Every stage has ended on this worker."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Something went wrong; `final`: it would again, so the flow is to stop."""
+    """Something went wrong; `final`: it would go wrong again, so the flow must stop."""
 
     generation: int
     error: str
@@ -135,7 +135,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """This worker's part of a snapshot: files, and what its sinks prepared; or why it cannot be saved."""
+    """This worker's part of a snapshot: files, and output its sinks prepared; or why it cannot be saved."""
 
     generation: int
     snapshot: int
@@ -146,16 +146,16 @@ class Saved:
     phases: tuple[tuple[str, float], ...] = ()
     error: str = ""
     streams: tuple[tuple[str, dict[str, int]], ...] = ()
-    """By step: how far the streams of connectors are here."""
+    """By step: the positions of connectors' streams on this worker."""
     frontiers: tuple[tuple[str, int], ...] = ()
-    """By step: how far time had come at the cut, as its records and timers were told."""
+    """By step: the frontier at the cut, as announced to its records and timers."""
     reached: tuple[tuple[str, dict[str, int]], ...] = ()
-    """By step: how far time has come in each stream of connectors here."""
+    """By step: how far time has advanced in each stream of connectors on this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """What is to be saved of a worker that leaves, with the next snapshot."""
+    """What the next snapshot has to save of a worker that leaves."""
 
     generation: int
     parts: tuple[Any, ...] = ()
@@ -167,7 +167,7 @@ class Farewell:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Sinks have made visible what belongs to a snapshot."""
+    """Sinks have made visible the output that belongs to a snapshot."""
 
     generation: int
     snapshot: int
@@ -204,7 +204,7 @@ class To:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Tell people; `kind` is one word for programs."""
+    """Report an event to people; `kind` is one word for programs."""
 
     kind: str
     text: str
@@ -229,7 +229,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """A snapshot has failed; have the store write down why."""
+    """Have the store write down why a snapshot failed."""
 
     snapshot: int
     why: str

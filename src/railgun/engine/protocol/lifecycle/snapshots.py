@@ -1,4 +1,4 @@
-"""The part of the `Lifecycle` machine that takes snapshots, by the rules of `saving`; and what all its parts share."""
+"""Take snapshots in the `Lifecycle` machine, by the rules of `snapshot_rounds`; and hold the state its parts share."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from railgun.engine.protocol.lifecycle.messages import (
     WorkerOrder,
     Write,
 )
-from railgun.engine.protocol.lifecycle.snapshot_rounds import TRIES, Saving
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Crew
+from railgun.engine.protocol.lifecycle.snapshot_rounds import LAST_SNAPSHOT_TRIES, SnapshotRounds
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND_US, WorkerProcesses
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import coordinator as c
 from railgun.engine.protocol.rescale import messages as m
 from railgun.errors import RailgunError
 
 State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
-BACK_OFF = SECOND // 2  # before the second restart; doubled for each further one,
-LONGEST = 16 * SECOND  # up to this
+FIRST_BACK_OFF_US = SECOND_US // 2  # pause before the second restart; doubled each time
+MAX_BACK_OFF_US = 16 * SECOND_US  # longest pause before a restart
 
 
 class LifecycleError(RailgunError):
-    """A flow in this state cannot do that."""
+    """The flow cannot do that in its current state."""
 
 
 class Snapshots:
-    """What the machine knows, and how it saves it."""
+    """The state of the machine, and the part that takes snapshots."""
 
     def __init__(
         self,
@@ -41,48 +41,49 @@ class Snapshots:
         placement: Placement,
         *,
         restarts: int = 5,
-        window: int = 300 * SECOND,
-        saving: Saving | None = None,
+        window: int = 300 * SECOND_US,
+        saving: SnapshotRounds | None = None,
         generation: int = 0,
     ) -> None:
         self.stages = stages
         self.placement = placement
         self.restarts = restarts
         self.window = window
-        self.saving = saving or Saving(None)
+        self.saving = saving or SnapshotRounds(None)
         self.state: State = "starting"
         self.started = False  # whether workers may be launched
         self.generation = generation
-        self.crew = Crew(self._give)
-        self.members = self.crew.members
-        self.coordinator: c.Coordinator | None = None  # from the moment that all are ready
-        self.wanted: Placement | None = None
-        self.cause = ""  # of a failure
+        self.processes = WorkerProcesses(self._give)
+        self.members = self.processes.members
+        self.coordinator: c.Coordinator | None = None  # set once all workers are ready
+        self.wanted: Placement | None = None  # the requested placement, until its rescale begins
+        self.cause = ""  # why the flow failed
         self.failed_step = ""
-        self.failures: list[int] = []  # within the window
-        self.failed_times = 0  # in all
-        self._lost_joining: dict[Worker, list[int]] = {}  # when, within the window
-        self.how = ""  # it stops
+        self.failures: list[int] = []  # times within the window
+        self.failed_times = 0  # failures in total
+        self._lost_joining: dict[Worker, list[int]] = {}  # times within the window
+        self.how = ""  # how the flow stops, for people
         self._has_run = False
-        self._starting = False  # whether this generation's workers have been told to start
-        self._draining = False  # whether sources have been told to stop
+        self._starting = False  # whether this generation's workers have been ordered to start
+        self._draining = False  # whether sources have been ordered to stop
         self._drain = True  # whether a stop lets sources end
         self._stopping = False
         self._not_before = 0  # when the next generation may begin
-        self._hurt: tuple[int, str] | None = None
+        # Time and reason of a failure to act on after `FAILURE_GRACE_US`.
+        self._pending_failure: tuple[int, str] | None = None
         self._out: list[Order] = []
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come but the end of processes."""
+        """Return whether nothing more will happen but the end of processes."""
         return self.state in ("finished", "failed")
 
-    # ------------------------------------------------------------ what the other parts do
+    # ------------------------------------------------------------ defined by the other parts
 
     def _orders(self, now: int) -> list[Order]:
         raise NotImplementedError
 
-    def _follow(self, orders: Iterable[c.Order]) -> None:
+    def _carry_out(self, orders: Iterable[c.Order]) -> None:
         raise NotImplementedError
 
     def _fail(self, why: str) -> None:
@@ -91,29 +92,29 @@ class Snapshots:
     def _end(self, state: State) -> None:
         raise NotImplementedError
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     @property
-    def told_state(self) -> str:
+    def state_text(self) -> str:
         """Return the state, with the cause if the flow has failed, to stand within a sentence."""
         cause = self.cause.strip().splitlines()
         return f"{self.state} ({cause[0]})" if cause else self.state
 
     def snapshot(self, now: int) -> list[Order]:
-        """Someone wants a snapshot."""
+        """Request a snapshot; raise `LifecycleError` if the flow takes none or is over."""
         if not self.saving.on:
             raise LifecycleError(
                 "the flow takes no snapshots: it was started without a place for them"
             )
         if self.over:
             raise LifecycleError(
-                f"the flow is {self.told_state}: there is nothing to save any more"
+                f"the flow is {self.state_text}: there is nothing to save any more"
             )
-        self.saving.asked += 1
+        self.saving.requests += 1
         return self._orders(now)
 
     def recorded(self, snapshot: int, error: str, now: int) -> list[Order]:
-        """The store has written down that a snapshot begins; or cannot."""
+        """Take note that the store has written down that a snapshot begins, or that it cannot (`error`)."""
         saving = self.saving
         if saving.number == snapshot and saving.phase == "recording":
             if error:
@@ -121,11 +122,11 @@ class Snapshots:
             else:
                 assert self.coordinator is not None
                 saving.phase = "waiting"
-                self._follow(self.coordinator.want_snapshot(snapshot, settles=True))
+                self._carry_out(self.coordinator.want_snapshot(snapshot, settles=True))
         return self._orders(now)
 
     def written(self, snapshot: int, error: str, now: int) -> list[Order]:
-        """The store has written a manifest, so the snapshot is committed; or cannot."""
+        """Take note that the store has written a manifest (the commit), or that it cannot (`error`)."""
         saving = self.saving
         if saving.number != snapshot or saving.phase != "writing":
             return self._orders(now)
@@ -143,16 +144,16 @@ class Snapshots:
                 saving.phase = "publishing"
         return self._orders(now)
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ steps
 
     def _advance_snapshot(self, now: int) -> bool:
-        """How the one under way goes on."""
+        """Take the next step of the snapshot under way; return False if there is none."""
         saving = self.saving
         if saving.phase == "whole":
-            if saving.trouble:
-                self._snapshot_failed(saving.trouble, now)
+            if saving.failure_reason:
+                self._snapshot_failed(saving.failure_reason, now)
                 return True
-            if not any(member.leaving and member.owing for member in self.members.values()):
+            if not any(member.leaving and member.owes_farewell for member in self.members.values()):
                 saving.phase = "writing"
                 self._give(Write(saving.number, saving.last and self._drain))
                 return True
@@ -165,11 +166,11 @@ class Snapshots:
         return False
 
     def _next_snapshot(self, now: int) -> bool:
-        """Whether it is time for one, which begins; a flow that stops takes only its last."""
+        """Begin a snapshot if one is due and return whether it began; a stopping flow takes only its last."""
         if self._stopping or not self.saving.is_due(now):
             return False
         self.saving.began = now
-        self._begin_snapshot("asked for" if self.saving.asked else "it was time", last=False)
+        self._begin_snapshot("asked for" if self.saving.requests else "it was time", last=False)
         return True
 
     def _begin_snapshot(self, why: str, *, last: bool) -> None:
@@ -177,7 +178,7 @@ class Snapshots:
         self._give(Record(self.saving.number, self.saving.full, why))
 
     def _last_snapshot(self, now: int) -> bool:
-        """What the flow ends with; if it cannot be saved, it is tried again."""
+        """Begin the last snapshot, or try it again after a failure; return whether it began."""
         saving = self.saving
         if saving.busy or (saving.tries and now < self._not_before):
             return False
@@ -192,10 +193,10 @@ class Snapshots:
         if worker not in self.coordinator.saving:
             return
         if report.error:
-            saving.trouble = saving.trouble or f"worker {worker}: {report.error}"
+            saving.failure_reason = saving.failure_reason or f"worker {worker}: {report.error}"
         saving.saved_rows += report.rows
         saving.saved_keys += report.keys
-        self._follow(self.coordinator.reported(worker, 0, m.Snapshot(report.snapshot)))
+        self._carry_out(self.coordinator.reported(worker, 0, m.Snapshot(report.snapshot)))
 
     def _snapshot_failed(self, why: str, now: int) -> None:
         saving = self.saving
@@ -209,18 +210,18 @@ class Snapshots:
             self._settle(saving.number, committed=False)
         if saving.last:
             saving.tries += 1
-            self._not_before = now + BACK_OFF
-            if saving.tries >= TRIES:
+            self._not_before = now + FIRST_BACK_OFF_US
+            if saving.tries >= LAST_SNAPSHOT_TRIES:
                 self._fail(f"the last snapshot cannot be saved: {why}")
 
     def _settle(self, snapshot: int, *, committed: bool) -> None:
-        """Tell all what became of it; who took part may leave now."""
+        """Tell all workers whether the snapshot was committed; workers that took part may leave now."""
         assert self.coordinator is not None
         self._tell_all(Settled(self.generation, snapshot, committed))
-        self._follow(self.coordinator.settled())
+        self._carry_out(self.coordinator.settled())
 
     def _abandon(self, why: str) -> None:
-        """Nobody is there to go on with the one under way; of one that is being written, the store will tell."""
+        """Give up the snapshot under way, unless it is being written: of that one, the store reports the outcome."""
         saving = self.saving
         if saving.phase == "writing":
             return
@@ -229,7 +230,7 @@ class Snapshots:
             self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
         saving.phase = "none"
 
-    # ------------------------------------------------------------ what all parts need
+    # ------------------------------------------------------------ shared by all parts
 
     def _where(self, text: str) -> str:
         at = self.saving.committed

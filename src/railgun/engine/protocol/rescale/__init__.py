@@ -1,7 +1,7 @@
-"""Live rescaling: keyed state moves between workers chunk by chunk while records flow.
+"""Rescale a running flow: move keyed state between workers chunk by chunk while records flow.
 
-`Distributor` is the protocol on one worker for one stage; `Coordinator` orders whole rescales and snapshots
-over all stages; `messages` is their vocabulary. The rules are in docs/design/rescale.md.
+`Distributor` runs the protocol for one stage on one worker; `Coordinator` orders whole rescales and snapshots over all
+stages; `messages` defines their events, messages and commands. The rules are in docs/design/rescale.md.
 """
 
 from railgun.engine.protocol.rescale.coordinator import Coordinator

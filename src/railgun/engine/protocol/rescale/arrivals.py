@@ -1,19 +1,19 @@
-"""Arrivals: what reaches the new owner of a key, and when it may be processed (rules 3, 8 and 12).
+"""Hold back what reaches the new owner of a key until it may be processed (rules 3, 8 and 12).
 
-What arrives passes up to three *gates*, in this order; each opens once, and stays open:
+Each arrival passes up to three *gates*, in this order; a gate opens once and stays open:
 
-1. **Flushed(A, C)**, for a record that came directly (NEW) from C: earlier ones may still be under way through the
+1. **Flushed(A, C)**, for a record that came directly (NEW) from C: earlier records may still be under way through the
    key's home A. A's `Flushed(C)`, on the link from A, says that they have all arrived.
-2. **Fence 0 of A**, for every record: the home's outputs for a key that left no state behind may still be under
+2. **Fence 0 of A**, for every record: the home's outputs for a key that left no state behind may still be on their
    way to the next stage. A fence is open when every worker of the next stages has confirmed it.
 3. **The fence of a chunk of A**, for the state of its keys and for their records, likewise.
 
-Where no stage follows there are no fences. What finds a gate shut lines up before it, and goes on to the next one
-when it opens: so an event looks only at what it sets free. In one line nothing overtakes anything. A direct record
-joins the line before a fence when all that its sender sent through the home is there already, because Flushed is
-its first gate: what went through the home is older, even if it came later.
+Where no stage follows there are no fences. An arrival that finds a gate shut waits in a line before it, and goes on to
+the next gate when it opens: so an event looks only at the arrivals it releases. Within a line nothing overtakes. A
+direct record joins the line before a fence only after all records its sender sent through the home, because Flushed is
+its first gate: records that went through the home are older, even if they came later.
 
-Keys leave their home in no order of their hashes; `chunks.py` knows which chunk a key came with.
+Keys leave their home in no order of their hashes; `chunks.py` looks up the chunk a key came with.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Gate(NamedTuple):
-    """What something waits for: `kind` is "flushed" (of a sender) or "fence" (of a chunk)."""
+    """A gate that arrivals wait at: `kind` is "flushed" (of a sender) or "fence" (of a chunk)."""
 
     kind: str
     home: Worker
@@ -44,7 +44,7 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Records of one home that wait, and who sent them directly (None: forwarded)."""
+    """Waiting records of one home, and the worker that sent them directly (None: forwarded)."""
 
     origin: Worker | None
     batch: Batch
@@ -52,7 +52,7 @@ class Records:
 
 
 class Line:
-    """What waits at one gate, in order, and how far time may go meanwhile."""
+    """The arrivals that wait at one gate, in order, and the frontier that must not be passed meanwhile."""
 
     __slots__ = ("entries", "lowest")
 
@@ -78,7 +78,7 @@ class Arrivals:
         self.confirmations = confirmations
         self.confirmed: dict[tuple[Worker, int], int] = {}
         self.flushed: dict[Worker, set[Worker]] = {home: set() for home in self.homes}
-        gates = len(members) + (confirmations > 0)  # of each home: Flushed of all, and fence 0
+        gates = len(members) + (confirmations > 0)  # per home: Flushed of all senders, and fence 0
         self.awaited = len(self.homes) * gates
         self.lines: dict[Gate, Line] = {}
         self.fenced: dict[Worker, Chunks] = {home: Chunks(home) for home in self.homes}
@@ -87,7 +87,7 @@ class Arrivals:
     # -------------------------------------------------------- what arrives
 
     def on_acquire(self, worker: Machine, home: Worker, acquire: Acquire) -> None:
-        """State of keys, from their home."""
+        """Take the state of keys from their home, or let it wait for its fence."""
         if self.open(home, acquire.chunk):
             worker.take(acquire)
             return
@@ -96,12 +96,12 @@ class Arrivals:
         self._line_up(Gate("fence", home, acquire.chunk), acquire, lowest)
 
     def on_forward(self, worker: Machine, home: Worker, batch: Batch) -> None:
-        """FWD records, from the home of their keys: the state came before them, if there is any."""
+        """Take FWD records from the home of their keys: the keys' state, if any, came before them."""
         lowest = worker.frontiers.relayed.get(home, MIN)
         self._admit(worker, home, Records(None, batch, lowest))
 
     def on_new(self, worker: Machine, origin: Worker, batch: Batch) -> None:
-        """NEW records, directly from their sender."""
+        """Take NEW records directly from their sender."""
         shut = [home for home in self.homes if self.fenced[home] or self.gate(home, origin)]
         if not shut:
             worker.process(batch)
@@ -120,7 +120,10 @@ class Arrivals:
                 self._admit(worker, home, Records(origin, part, lowest))
 
     def on_flushed(self, worker: Machine, home: Worker, origin: Worker) -> None:
-        """All that `origin` sent through `home` has arrived."""
+        """Open the gate of `origin` at `home`: all records sent that way have arrived.
+
+        Raise `ProtocolError` if the gate is open already.
+        """
         if origin in self.flushed[home]:
             raise ProtocolError(f"{worker}: worker {home} sent Flushed({origin}) twice")
         self.flushed[home].add(origin)
@@ -128,7 +131,7 @@ class Arrivals:
         self._release(worker, Gate("flushed", home, origin))
 
     def on_fenced(self, worker: Machine, home: Worker, chunk: int) -> None:
-        """One worker of one next stage has seen the fence of a chunk."""
+        """Count a confirmation of a chunk's fence by one worker of a following stage; open the fence at the last."""
         count = self.confirmed.get((home, chunk), 0) + 1
         if count > self.confirmations:
             raise ProtocolError(
@@ -142,17 +145,17 @@ class Arrivals:
     # -------------------------------------------------------- what may go on
 
     def open(self, home: Worker, chunk: int) -> bool:
-        """Whether everything the home emitted for the keys of a chunk is ordered."""
+        """Return whether a chunk's fence is open: everything the home emitted for its keys is confirmed."""
         return self.confirmed.get((home, chunk), 0) == self.confirmations
 
     def gate(self, home: Worker, origin: Worker | None) -> Gate | None:
-        """The first gate shut for all records of a home that came from there; chunks come after it."""
+        """Return the first shut gate for all records of `home` from `origin`, or None; chunk gates come after it."""
         if origin is not None and origin not in self.flushed[home]:
             return Gate("flushed", home, origin)
         return None if self.open(home, 0) else Gate("fence", home, 0)
 
     def _admit(self, worker: Machine, home: Worker, records: Records) -> None:
-        """Process what may be processed now; the rest lines up."""
+        """Process the records that may be processed now; let the others wait."""
         gate = self.gate(home, records.origin)
         if gate is not None:
             self._line_up(gate, records, records.frontier)
@@ -173,50 +176,52 @@ class Arrivals:
         self.lowest_held = min(self.lowest_held, frontier)
 
     def _release(self, worker: Machine, gate: Gate) -> None:
-        """A gate has opened: what waited there goes on, in order."""
+        """Let the arrivals that waited at a gate go on, in order."""
         line = self.lines.pop(gate, None)
         if line is None:
             return
         if line.lowest == self.lowest_held:
-            self.lowest_held = min((other.lowest for other in self.lines.values()), default=MAX)
+            self.lowest_held = min(
+                (line_left.lowest for line_left in self.lines.values()), default=MAX
+            )
         for entry in line.entries:
             if isinstance(entry, Acquire):
                 self.fenced[gate.home].remove(entry.chunk)
                 worker.take(entry)
             elif gate.kind == "fence" and gate.of > 0:
-                worker.process(entry.batch)  # it was the last gate
+                worker.process(entry.batch)  # this was the last gate
             else:
                 self._admit(worker, gate.home, entry)
 
-    # -------------------------------------------------------- what the worker asks
+    # -------------------------------------------------------- what the worker reads
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Return whether no arrival waits."""
         return not self.lines
 
     @property
     def records(self) -> int:
-        """How many records wait."""
+        """Return how many records wait."""
         lines = (entry for line in self.lines.values() for entry in line.entries)
         return sum(len(entry.batch) for entry in lines if isinstance(entry, Records))
 
     @property
     def lowest(self) -> int:
-        """How far time may go without overtaking something that waits."""
+        """Return the highest frontier that does not overtake a waiting arrival."""
         return self.lowest_held
 
     def finished(self, home: Worker) -> bool:
-        """Whether nothing can come by way of this home any more."""
+        """Return whether no message can come by way of this home any more."""
         return len(self.flushed[home]) == len(self.members)
 
     @property
     def complete(self) -> bool:
-        """Whether every home is finished, every fence confirmed, and nothing waits."""
+        """Return whether every home is finished, every fence confirmed, and no arrival waits."""
         return not self.awaited and not self.lines
 
     def validate(self) -> None:
-        """Check what must always hold: nothing waits in vain, the counts are right."""
+        """Check the invariants: no arrival waits at an open gate, and the counts are right."""
         for gate, line in self.lines.items():
             assert line.entries
             if gate.kind == "flushed":

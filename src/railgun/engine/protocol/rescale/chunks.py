@@ -1,10 +1,10 @@
-"""Which chunk of a home a key came with, while the fence of that chunk is shut.
+"""Look up the chunk a key came with, while the fence of that chunk is shut.
 
-Chunks come and go by the thousand, and each batch of records that arrives meanwhile asks. So nothing is done when one
-comes or goes. When somebody asks, the chunks that are new are sorted into a *run*: hashes, and beside each its chunk. A
-run takes along those before it that are not larger, so there are few of them, each at least twice as large as the next,
-and a key is sorted again only when its run has doubled. Keys of chunks that have gone stay in their runs, unheeded,
-until they are more than those that wait: then all is sorted anew.
+Thousands of chunks come and go, and each batch of records that arrives meanwhile is looked up. So adding or removing a
+chunk does no work. A lookup first sorts the new chunks into a *run*: hashes, and beside each its chunk number. A new
+run absorbs the earlier runs that are not larger, so there are few runs, each at least twice as large as the next, and
+a key is sorted again only when its run has doubled. Keys of removed chunks stay in their runs and are ignored, until
+they outnumber the keys that wait: then all runs are sorted again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Numbers = NDArray[np.int32]
 
 
 class Run(NamedTuple):
-    """Keys of some chunks, sorted; `numbers[i]` is the chunk of `hashes[i]`."""
+    """The sorted keys of several chunks; `numbers[i]` is the chunk of `hashes[i]`."""
 
     hashes: Hashes
     numbers: Numbers
@@ -37,7 +37,7 @@ class Chunks:
     def __init__(self, home: Worker) -> None:
         self.home = home
         self.waiting: dict[int, Hashes] = {}
-        self.keys = 0  # of all that wait
+        self.keys = 0  # number of keys in all waiting chunks
         self.fresh: list[int] = []  # chunks that are in no run yet
         self.runs: list[Run] = []
 
@@ -45,7 +45,7 @@ class Chunks:
         return len(self.waiting)
 
     def add(self, chunk: int, hashes: Hashes) -> None:
-        """A chunk of these keys has come, and waits."""
+        """Add a chunk of these keys that waits for its fence; raise `ProtocolError` if it came twice or is empty."""
         if chunk in self.waiting or len(hashes) == 0:
             raise ProtocolError(f"chunk {chunk} of worker {self.home} came twice, or without keys")
         self.waiting[chunk] = hashes
@@ -53,31 +53,31 @@ class Chunks:
         self.fresh.append(chunk)
 
     def remove(self, chunk: int) -> None:
-        """The fence of a chunk has opened."""
+        """Remove a chunk: its fence has opened."""
         self.keys -= len(self.waiting.pop(chunk))
 
     def of(self, hashes: Hashes) -> Numbers:
-        """The chunk that each of these keys came with, if it waits; otherwise 0."""
+        """Return the chunk each of these keys came with, or 0 where no waiting chunk has the key."""
         self.gather()
         numbers = np.zeros(len(hashes), dtype=np.int32)
         for run in self.runs:
-            at = np.minimum(np.searchsorted(run.hashes, hashes), len(run.hashes) - 1)
-            numbers = np.where(run.hashes[at] == hashes, run.numbers[at], numbers)
-        if self.gone:
+            positions = np.minimum(np.searchsorted(run.hashes, hashes), len(run.hashes) - 1)
+            numbers = np.where(run.hashes[positions] == hashes, run.numbers[positions], numbers)
+        if self.stale_keys:
             shut = np.zeros(max(int(numbers.max(initial=0)), *self.waiting, 0) + 1, dtype=bool)
             shut[list(self.waiting)] = True
             numbers *= shut[numbers]
         return numbers
 
     @property
-    def gone(self) -> int:
-        """How many keys in the runs are of chunks that wait no more."""
+    def stale_keys(self) -> int:
+        """Return how many keys in the runs belong to removed chunks."""
         new = sum(len(self.waiting.get(chunk, ())) for chunk in self.fresh)
         return sum(len(run.hashes) for run in self.runs) + new - self.keys
 
     def gather(self) -> None:
-        """Put the chunks that are new in a run."""
-        if self.gone > self.keys:
+        """Sort the new chunks into a run."""
+        if self.stale_keys > self.keys:
             self.runs, self.fresh = [], list(self.waiting)
         chunks = [chunk for chunk in self.fresh if chunk in self.waiting]
         self.fresh = []
@@ -103,7 +103,7 @@ class Chunks:
         return Run(hashes, numbers[order], chunks)
 
     def validate(self) -> None:
-        """Check that every chunk that waits is in one place, its keys are there once, and the runs are few."""
+        """Check that every waiting chunk is in one place, each key is there once, and runs halve in size."""
         placed = [*self.fresh, *(chunk for run in self.runs for chunk in run.chunks)]
         assert len(placed) == len(set(placed)), "each chunk in one place"
         assert set(placed) >= self.waiting.keys(), "no chunk forgotten"

@@ -1,19 +1,19 @@
-"""Collect: the home gives its keys away, chunk by chunk.
+"""Phase "collect": the home gives its keys away, chunk by chunk.
 
-Keys leave in the order in which the operators named them (`order.py`). So one array with two marks is the whole
-bookkeeping, and asking for a batch of a thousand records where their keys are is one binary search for their turns:
+Keys leave in the order in which the operators named them (`order.py`). So the phase needs only one array with two
+marks, and one binary search for the turns of their keys tells where a thousand records belong:
 
     order:  | given away     | hold          | whitelist            |
             0              low            high               len(order)
 
-Whitelist: the state is here, process. Hold: the state is being collected, buffer. Anything else that has to
-move (given away, or never had state): forward to the new owner.
+Whitelist: the state is here, process. Hold: the state is being collected, buffer. Any other key that has to move
+(given away, or never with state): forward to the new owner.
 
-Before its state is taken a key is brought to its own time at home: what any sender may still send here. A worker
-that joined may not have told a frontier yet, while a new owner had come far before; so it is at least what any
-worker had reached when it heard of the rescale (`reached`). That a record for the key may be older is
-impossible: every sender's records from before were ahead of its Heard. If a new owner had ended by then,
-the keys end here; otherwise they end at their new owners.
+Before a key's state is taken, the key is advanced to its own time at home: the lowest frontier any sender may still
+send at. A worker that joined may not have announced a frontier yet, while a new owner had advanced far before; so the
+time is at least the highest frontier any worker had when it heard of the rescale (`reached`). No record for the key
+can be older: every sender sent its earlier records before its Heard. If a new owner had ended by then, the keys end
+here; otherwise they end at their new owners.
 """
 
 from __future__ import annotations
@@ -53,52 +53,55 @@ class Collect(Phase):
 
     @property
     def holding(self) -> bool:
-        """Whether a chunk is being collected."""
+        """Return whether a chunk is being collected."""
         return self.high > self.low
 
     @property
     def finished(self) -> bool:
-        """Whether all keys have been given away."""
+        """Return whether all keys have been given away."""
         return self.low == len(self.order)
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
-        """Process, buffer or forward, key by key."""
+        """Process, buffer or forward each record, according to its key."""
         moving = worker.migration_now().new.owners(batch.hashes) != worker.worker
         if not moving.any():
             worker.process(batch)
             return
-        known, held = np.zeros_like(moving), np.zeros_like(moving)
-        known[moving], held[moving] = self.whereabouts(batch.hashes[moving])
-        mine = select(batch, known | ~moving)
-        if mine is not None:
-            worker.process(mine)
+        listed, held = np.zeros_like(moving), np.zeros_like(moving)
+        listed[moving], held[moving] = self.whitelisted_and_held(batch.hashes[moving])
+        processed = select(batch, listed | ~moving)
+        if processed is not None:
+            worker.process(processed)
         waiting = select(batch, held)
         if waiting is not None:
             self.buffer.append(waiting)
-        gone = select(batch, moving & ~known & ~held)
-        if gone is not None:
-            forward(worker, gone)
+        forwarded = select(batch, moving & ~listed & ~held)
+        if forwarded is not None:
+            forward(worker, forwarded)
 
-    def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which of these keys are in the whitelist, and which in hold."""
+    def whitelisted_and_held(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return two masks: which of these keys are in the whitelist, and which are on hold."""
         turns = self.order.find(hashes)
         return turns >= self.high, (turns >= self.low) & (turns < self.high)
 
     def move(self, worker: Machine, keys: int) -> None:
-        """Rule 4, first half: put a chunk on hold and ask the operators for its state."""
+        """Begin rule 4: put a chunk on hold and ask the operators for its state."""
         self.high = min(self.low + keys, len(self.order))
         self.chunk += 1
         chunk = self.order.hashes[self.low : self.high]
         owners = worker.migration_now().new.owners(chunk)
         rows = [(to, np.flatnonzero(owners == to)) for to in sorted(set(owners.tolist()))]
-        self.parts = tuple((to, chunk[some]) for to, some in rows)
+        self.parts = tuple((to, chunk[row_numbers]) for to, row_numbers in rows)
         now = min(LAST, worker.frontiers.lowest_sender(worker.members))
         frontier = max(now, self.reached)
-        turns = tuple(self.low + some for _, some in rows)
+        turns = tuple(self.low + row_numbers for _, row_numbers in rows)
         worker.emit(CollectState(self.parts, frontier, turns))
 
     def collected(self, worker: Machine, states: tuple[Any, ...]) -> None:
-        """Rule 4, second half: Acquire, then what was buffered as FWD, then Drop."""
+        """Finish rule 4: send Acquire, then the buffered records as FWD, then Drop.
+
+        Raise `ProtocolError` if no chunk is on hold or the number of states is wrong.
+        """
         if not self.holding or len(states) != len(self.parts):
             raise ProtocolError(
                 f"{worker}: state of {len(states)} parts was collected, {len(self.parts)} were asked for"
@@ -116,19 +119,21 @@ class Collect(Phase):
         worker.raise_fence(self.chunk, owners)
 
     def validate(self, worker: Machine) -> None:
-        """Marks in order, each key once and all of them moving; only keys on hold are buffered."""
+        """Check that marks are in order, each key is listed once and moves, and only keys on hold are buffered."""
         assert 0 <= self.low <= self.high <= len(self.order)
         self.order.validate()
         migration = worker.migration_now()
         assert bool((migration.old.owners(self.order.hashes) == worker.worker).all())
         assert bool((migration.new.owners(self.order.hashes) != worker.worker).all())
         for batch in self.buffer:
-            assert bool(self.whereabouts(batch.hashes)[1].all()), "only keys on hold are buffered"
+            assert bool(self.whitelisted_and_held(batch.hashes)[1].all()), (
+                "only keys on hold are buffered"
+            )
         assert self.holding == bool(self.parts)
 
 
 def forward(worker: Machine, batch: Batch) -> None:
-    """Send records on to the new owners of their keys, as FWD."""
+    """Send records to the new owners of their keys, as FWD."""
     migration = worker.migration_now()
     for to, part in split(batch, migration.new.owners(batch.hashes)):
         worker.send(to, Forward(migration.epoch, part))

@@ -1,17 +1,17 @@
-"""The coordinator: one for a job; it orders rescales and snapshots over all workers and stages.
+"""Order rescales and snapshots over all workers and stages: one coordinator for a job.
 
 Its rules:
 
-1. **One rescale at a time** (rule 9). A request that comes meanwhile waits; of several, the last one wins.
-2. **Join first.** New workers are started and made known to all; when all have said so, the new ones begin.
-3. **Top-down, stage by stage** (rule 12). A stage begins to move when the one before is through everywhere, so an
-   output fence never crosses a stage that is in motion itself.
-4. **Leave last.** Departing workers end their sources at the beginning; they are let go when every remaining worker
-   has their last word in every stage, and not before they know what became of a snapshot they took part in: what
-   they hand over then is all of after its cut, so it belongs to the next one.
-5. **Snapshots go on**, but for two short moments: none begins between the start of a stage's move and the report
-   of all workers that they have heard of it, nor while workers join; and no stage begins to move, and nobody
-   joins, while a snapshot is under way. Either waits for the other; a move that waits goes first.
+1. **One rescale at a time** (rule 9). A request made meanwhile waits; of several waiting requests, the last one wins.
+2. **Join first.** New workers are started and announced to all members; once all have confirmed, the new ones begin.
+3. **Top-down, stage by stage** (rule 12). A stage begins to move when the preceding stage has completed on every
+   worker, so an output fence never crosses a stage that is moving itself.
+4. **Leave last.** Departing workers end their sources when the rescale begins. They are stopped when every remaining
+   worker has received their last message in every stage, and not before they know whether the snapshot they took part
+   in counts: what they hand over then belongs entirely after its cut, so to the next snapshot.
+5. **Snapshots go on**, but for two short moments: no snapshot begins between the start of a stage's move and the report
+   of all workers that they have heard of it, nor while workers join; and no stage begins to move, and no worker joins,
+   while a snapshot is under way. Each waits for the other; a move that waits goes first.
 
 A failure ends the coordinator; after the rollback a new one begins.
 """
@@ -30,7 +30,7 @@ from railgun.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start these workers, as members of every stage at its present placement and epoch."""
+    """Start these workers, as members of every stage at its current placement and epoch."""
 
     workers: tuple[Worker, ...]
     members: tuple[Worker, ...]
@@ -38,7 +38,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Let a new worker begin: everybody knows it."""
+    """Let a new worker begin: all members know it."""
 
     worker: Worker
 
@@ -54,14 +54,14 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class EndSources:
-    """Let the sources of a departing worker end."""
+    """End the sources of a departing worker."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Put the barrier of a snapshot behind what a worker's sources have sent."""
+    """Put the barrier of a snapshot behind the records a worker's sources have sent."""
 
     worker: Worker
     snapshot: int
@@ -69,21 +69,21 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Every worker has saved its part: the snapshot is whole."""
+    """Every worker has saved its part: the snapshot is complete."""
 
     snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nobody needs this worker any more."""
+    """Stop this worker: it has left every stage."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """The rescale to this placement is over."""
+    """The rescale to this placement is complete."""
 
     placement: Placement
 
@@ -92,7 +92,7 @@ Order = Launch | Begin | Tell | EndSources | TakeSnapshot | Commit | Stop | Resc
 
 
 class Coordinator:
-    """Orders the rescales and snapshots of one job. Methods take what happened and return orders."""
+    """Orders the rescales and snapshots of one job. Methods take events and return orders."""
 
     __slots__ = (
         "epochs", "members", "moving", "out", "phase", "placement", "queued", "saving", "snapshot",
@@ -104,52 +104,52 @@ class Coordinator:
         self.members = placement.workers
         self.epochs = [0] * stages
         self.phase = "idle"  # idle, joining, starting, moving, leaving
-        self.moving = 0  # the stage in motion
+        self.moving = 0  # index of the stage that moves
         self.target: Placement | None = None
         self.queued: Placement | None = None
         self.waiting: set[tuple[Worker, tuple[object, ...]]] = set()  # reports the phase waits for
-        self.snapshot = snapshot  # the last one begun
-        self.saving: set[Worker] = set()  # workers that have not saved it yet
+        self.snapshot = snapshot  # number of the last snapshot begun
+        self.saving: set[Worker] = set()  # workers that have not saved that snapshot yet
         self.snapshot_wanted: int | None = None
-        self.unsettled = False  # whether the snapshot is one that `settled` will be said of
+        self.unsettled = False  # whether a call of `settled` is still to come for the snapshot
         self.out: list[Order] = []
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def rescale(self, placement: Placement) -> list[Order]:
-        """Someone wants this placement. Replaces a request that has not begun."""
+        """Request this placement, in place of a request that has not begun."""
         self.queued = placement
         return self._orders()
 
     def want_snapshot(self, snapshot: int | None = None, *, settles: bool = False) -> list[Order]:
-        """It is time for a snapshot, or someone wants one; its number, if it is not just the next.
+        """Request a snapshot, with the number `snapshot` (default: the next).
 
-        With `settles`, nobody leaves until `settled` is called.
+        With `settles`, no worker leaves until `settled` is called.
         """
         self.snapshot_wanted = self.snapshot + 1 if snapshot is None else snapshot
         self.unsettled = settles
         return self._orders()
 
     def settled(self) -> list[Order]:
-        """Whether the snapshot counts is known, and everybody has been told."""
+        """Take note that all workers have been told whether the snapshot counts."""
         self.unsettled = False
         return self._orders()
 
     def joined(self, worker: Worker) -> list[Order]:
-        """A worker knows the new members; a new one is up."""
+        """Take note that a worker knows the new members, or that a new worker is up."""
         self._arrived(worker, ("joined",))
         return self._orders()
 
     def reported(self, worker: Worker, stage: int, report: m.Command) -> list[Order]:
-        """A worker's distributor reported."""
+        """Take a report of a worker's distributor; raise `ProtocolError` if it is out of turn."""
         match report:
             case m.Started(epoch):
                 self._arrived(worker, ("started", stage, epoch))
             case m.Completed(epoch):
                 self._arrived(worker, ("completed", stage, epoch))
-            case m.Left(gone):
-                if gone != worker:
-                    self.waiting.discard((worker, ("left", stage, gone)))
+            case m.Left(leaver):
+                if leaver != worker:
+                    self.waiting.discard((worker, ("left", stage, leaver)))
             case m.Snapshot(snapshot):
                 if snapshot != self.snapshot or worker not in self.saving:
                     raise ProtocolError(f"worker {worker} saved snapshot {snapshot} out of turn")
@@ -160,23 +160,25 @@ class Coordinator:
                 raise ProtocolError(f"worker {worker} reported {report}")
         return self._orders()
 
-    def _arrived(self, worker: Worker, what: tuple[object, ...]) -> None:
-        if (worker, what) not in self.waiting:
-            raise ProtocolError(f"worker {worker} reported {what[0]}, which was not to be expected")
-        self.waiting.discard((worker, what))
+    def _arrived(self, worker: Worker, report: tuple[object, ...]) -> None:
+        if (worker, report) not in self.waiting:
+            raise ProtocolError(
+                f"worker {worker} reported {report[0]}, which was not to be expected"
+            )
+        self.waiting.discard((worker, report))
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ orders
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way or asked for."""
+        """Return whether no rescale or snapshot is under way or requested."""
         quiet = self.phase == "idle" and self.queued is None
         return quiet and not self.saving and self.snapshot_wanted is None
 
     def _orders(self) -> list[Order]:
         while self._advance():
             pass
-        if self.snapshot_wanted is not None and not self.saving and self._quiet():
+        if self.snapshot_wanted is not None and not self.saving and self._may_begin_snapshot():
             self.snapshot, self.snapshot_wanted = self.snapshot_wanted, None
             self.saving = set(self.members)
             for worker in self.members:
@@ -184,33 +186,33 @@ class Coordinator:
         out, self.out = self.out, []
         return out
 
-    def _quiet(self) -> bool:
-        """Whether a snapshot may begin."""
+    def _may_begin_snapshot(self) -> bool:
+        """Return whether a snapshot may begin."""
         return self.phase not in ("joining", "starting")
 
     def _advance(self) -> bool:
-        """Do the next thing that can be done now; False if there is none."""
+        """Take the next step that is possible now; return False if there is none."""
         if self.phase == "idle":
             return self._start()
         assert self.target is not None
-        if self.phase == "joining" and not self._open("joined"):
+        if self.phase == "joining" and not self._is_missing("joined"):
             for worker in sorted(set(self.target.workers) - set(self.placement.workers)):
                 self._give(Begin(worker))
             return self._move(0)
-        if self.phase == "starting" and not self._open("started"):
+        if self.phase == "starting" and not self._is_missing("started"):
             self.phase = "moving"
             return True
-        if self.phase == "moving" and not self._open("completed") and not self.saving:
+        if self.phase == "moving" and not self._is_missing("completed") and not self.saving:
             if self.moving + 1 < len(self.epochs):
                 return self._move(self.moving + 1)
             self.phase = "leaving"
             return True
         if self.phase == "leaving" and not self.waiting and not self.saving:
-            return not self._held() and self._finish()
+            return not self._departure_must_wait() and self._finish()
         return False
 
     def _start(self) -> bool:
-        """Begin the queued rescale: make new workers known, or else move the first stage."""
+        """Begin the queued rescale: announce new workers, or else move the first stage."""
         if self.queued is None or self.saving:
             return False
         self.target, self.queued = self.queued, None
@@ -246,16 +248,16 @@ class Coordinator:
         return True
 
     def _dismiss(self, departing: Sequence[Worker]) -> None:
-        for gone in departing:
-            self._tell_all_stages(gone, m.Depart())
-            self._give(EndSources(gone))
+        for leaver in departing:
+            self._tell_all_stages(leaver, m.Depart())
+            self._give(EndSources(leaver))
             for worker in self.members:
                 if worker not in departing:
                     stages = range(len(self.epochs))
-                    self.waiting |= {(worker, ("left", stage, gone)) for stage in stages}
+                    self.waiting |= {(worker, ("left", stage, leaver)) for stage in stages}
 
-    def _held(self) -> bool:
-        """Whether someone who is to leave has a part in a snapshot, and nobody knows yet if that counts."""
+    def _departure_must_wait(self) -> bool:
+        """Return whether a departing worker must stay until it is known whether the snapshot counts."""
         assert self.target is not None
         going = not set(self.members) <= set(self.target.workers)
         return going and self.unsettled and self.snapshot_wanted is None
@@ -270,9 +272,9 @@ class Coordinator:
         self._give(Rescaled(self.placement))
         return True
 
-    def _open(self, kind: str) -> bool:
-        """Whether a report of this kind is still missing."""
-        return any(what[0] == kind for _, what in self.waiting)
+    def _is_missing(self, kind: str) -> bool:
+        """Return whether a report of this kind is still missing."""
+        return any(report[0] == kind for _, report in self.waiting)
 
     def _tell_all_stages(self, worker: Worker, event: m.Join | m.Depart) -> None:
         for stage in range(len(self.epochs)):

@@ -1,19 +1,19 @@
-"""The distributor: routes keyed batches to the workers that own the keys, and moves the keys live.
+"""Route keyed batches to the workers that own the keys, and move the keys while records flow.
 
-There is one for each stage on each worker. It plays three parts at once, and during a rescale from the
-placement F to F′ these are the rules (the numbers are those of docs/design/rescale.md):
+There is one distributor for each stage on each worker. It plays three parts at once. During a rescale from placement F
+to F′ these are the rules (the numbers are those of docs/design/rescale.md):
 
-- **Sender** C, of records from its own upstream. Rule 1: route a key K to its home F(K), as OLD, until it has
+- **Sender** C, of records from its own upstream. Rule 1: route a key K to its home F(K), as OLD, until C has
   *switched* for that home; from then on to F′(K), as NEW. Rule 6: on `Done(A)` send `Flush` to A, then switch.
 - **Home** A, of the keys F gives it. Its phase decides about OLD records (rule 2): `normal`, `interrogate`,
-  `collect`, `settle`, one file each. Rule 5: with no key left it tells all `Done`. Rule 7: on `Flush` from C
-  it tells the new owners `Flushed(C)`.
+  `collect`, `settle`, one file each. Rule 5: with no key left, A sends `Done` to all. Rule 7: on `Flush` from C, A
+  sends `Flushed(C)` to the new owners.
 - **New owner** B, of the keys F′ gives it (`arrivals.py`). Rule 8: a NEW record from C waits until `Flushed(C)`
   has come from its key's home.
 
-Rule 9: a worker is through when it has switched for all homes, has been flushed by all senders, and nothing can
-come by way of a home any more. Snapshots (rule 10) are aligned by `barrier.py`, frontiers (rule 11) kept by
-`frontier.py`. A machine like all in `core`: `handle(event)` returns commands, in order; it never blocks.
+Rule 9: a worker has completed the rescale when it has switched for all homes, has been flushed by all senders, and no
+message can come by way of a home any more. Snapshots (rule 10) are aligned by `barrier.py`, frontiers (rule 11) kept
+by `frontier.py`. Like all machines of `protocol`, `handle(event)` returns commands, in order, and never blocks.
 """
 
 from __future__ import annotations
@@ -35,23 +35,28 @@ from railgun.engine.protocol.rescale.migration import Migration
 from railgun.engine.protocol.rescale.settle import Settle
 from railgun.errors import ProtocolError
 
-ADDING: Final = (m.Local, m.Data, m.Forward, m.Acquire)
-"""Records and state only add to what is here and what waits: nothing else becomes possible by them."""
+ADDITIVE_EVENTS: Final = (m.Local, m.Data, m.Forward, m.Acquire)
+"""Events that only add records or state: no waiting step becomes possible by them."""
 
 
 class Distributor(Machine):
-    """One stage's distributor on one worker: `handle(event)` returns the commands it leads to."""
+    """One stage's distributor on one worker: `handle(event)` returns the commands that follow."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------ events
 
     def handle(self, event: m.Event) -> list[m.Command]:
-        """Take one event; the commands it leads to, to be carried out in order."""
+        """Take one event and return the commands to carry out, in order.
+
+        Raise `ProtocolError` if the event breaks the protocol.
+        """
         try:
             self._take_event(event)
-            if not isinstance(event.message if isinstance(event, m.Received) else event, ADDING):
-                self._settle_down()
+            if not isinstance(
+                event.message if isinstance(event, m.Received) else event, ADDITIVE_EVENTS
+            ):
+                self._make_progress()
             return self.out
         finally:
             self.out = []
@@ -83,12 +88,12 @@ class Distributor(Machine):
                 raise ProtocolError(f"{self}: {event!r} is not an event")
 
     def _upstream(self, event: m.UpstreamEvent) -> None:
-        """What comes from the own upstream, in order; behind a barrier it waits for the snapshot."""
+        """Take an event of the worker's own upstream, in order; behind a barrier it waits for the snapshot."""
         if self.barrier.stopped:
             self.barrier.backlog.append(event)
             return
         if self.left:
-            self._upstream_of_the_gone(event)
+            self._upstream_after_leaving(event)
             return
         match event:
             case m.Local(batch):
@@ -101,15 +106,15 @@ class Distributor(Machine):
                     raise ProtocolError(f"{self}: the upstream's frontier went back to {value}")
                 self.local = value
                 self.frontiers.sender(self.worker, value)
-                self.tell(self.peers, m.Frontier(self.known_epoch, value))
+                self.broadcast(self.peers, m.Frontier(self.known_epoch, value))
             case m.StartSnapshot(snapshot):
                 self.barrier.stop(snapshot)
             case m.PassFence(fence):
-                self.tell(self.peers, fence)
+                self.broadcast(self.peers, fence)
                 self._confirm(fence)
 
-    def _upstream_of_the_gone(self, event: m.UpstreamEvent) -> None:
-        """A worker that has left has nothing to say, and nothing to save."""
+    def _upstream_after_leaving(self, event: m.UpstreamEvent) -> None:
+        """Take an upstream event after leaving: pass barriers on, accept the end, refuse anything else."""
         if isinstance(event, m.StartSnapshot):
             self.emit(m.Snapshot(event.snapshot))
         elif not (isinstance(event, m.Advanced) and event.value == MAX):
@@ -118,19 +123,21 @@ class Distributor(Machine):
             )
 
     def _receive(self, sender: Worker, message: m.Message) -> None:
-        """A message from a link. Only confirmations overtake a barrier: a snapshot waits for them."""
+        """Take a peer's message. Only confirmations overtake a barrier: a snapshot waits for them."""
         if isinstance(message, m.Fenced):
-            # Also from one who has left this stage, but not the next: it is asked for its word there.
+            # Also from a worker that has left this stage but not the next, and must confirm there.
             migration = self._current(message.epoch, message)
             if sender not in migration.members or message.home not in migration.arrivals.homes:
-                raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
+                raise ProtocolError(
+                    f"{self}: {message} from worker {sender} does not fit the state of the rescale"
+                )
             migration.arrivals.on_fenced(self, message.home, message.chunk)
             return
         if sender not in self.peers:
             raise ProtocolError(f"{self}: {message} from worker {sender}, which is not a peer")
         if self.left:
             if isinstance(message, m.Bar1 | m.Bar2 | m.Frontier | m.Emission | m.Leave):
-                return  # from one who has not heard yet that this worker left
+                return  # from a peer that has not heard yet that this worker left
             raise ProtocolError(f"{self}: {type(message).__name__} from {sender} after leaving")
         if self.barrier.blocks(sender):
             self.barrier.wait_behind(sender, message)
@@ -142,10 +149,10 @@ class Distributor(Machine):
                 self._of_home(sender, epoch, message).arrivals.on_forward(self, sender, batch)
             case m.Acquire(epoch):
                 self._of_home(sender, epoch, message).arrivals.on_acquire(self, sender, message)
-            case m.Heard(epoch, told):
+            case m.Heard(epoch, frontier):
                 if epoch != self.epoch + 1 or sender in self.heard:
                     raise ProtocolError(f"{self}: worker {sender} announced epoch {epoch}")
-                self.heard[sender] = told
+                self.heard[sender] = frontier
                 self._try_collect()
             case m.Done(epoch):
                 self._of_home(sender, epoch, message)
@@ -155,7 +162,9 @@ class Distributor(Machine):
                 self._on_flush(sender)
             case m.Flushed(epoch, origin):
                 if origin not in self._of_home(sender, epoch, message).members:
-                    raise ProtocolError(f"{self}: {message} speaks of a stranger")
+                    raise ProtocolError(
+                        f"{self}: {message} from worker {sender} names an origin that is no member"
+                    )
                 self._on_flushed(sender, origin)
             case m.Bar1(snapshot):
                 self.barrier.arrive(sender, snapshot, last=False)
@@ -167,13 +176,15 @@ class Distributor(Machine):
                 elif epoch == self.epoch + 1 and value >= self.early.get(sender, MIN):
                     self.early[sender] = value
                 else:
-                    raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
+                    raise ProtocolError(
+                        f"{self}: {message} from worker {sender} does not fit the state of the rescale"
+                    )
             case m.Relay(epoch, value):
                 self._of_home(sender, epoch, message)
                 self.frontiers.relay(sender, value)
             case m.Emission(epoch, value):
                 if self.emissions is not None:
-                    self.emissions.tell(sender, epoch, value)
+                    self.emissions.report(sender, epoch, value)
             case m.Fence():
                 self._confirm(message)
             case m.Leave():
@@ -182,7 +193,7 @@ class Distributor(Machine):
     # ------------------------------------------------------------ the sender
 
     def _route(self, batch: Batch) -> None:
-        """Rule 1. One key has one home, so its records never change between OLD and NEW in a batch."""
+        """Apply rule 1. A key has one home, so within a batch its records are all OLD or all NEW."""
         migration = self.migration
         if migration is None:
             self._dispatch(self.epoch, batch, self.placement)
@@ -209,7 +220,7 @@ class Distributor(Machine):
                 self.send(to, m.Data(epoch, part))
 
     def _on_done(self, home: Worker) -> None:
-        """Rule 6, put off while a snapshot is being aligned (rule 10)."""
+        """Apply rule 6, or put it off while a snapshot is being aligned (rule 10)."""
         if home in self.migration_now().switched or home in self.deferred:
             raise ProtocolError(f"{self}: worker {home} said Done twice")
         if self.barrier.stopped:
@@ -228,7 +239,7 @@ class Distributor(Machine):
     # ------------------------------------------------------------ the home, and the new owner
 
     def _data(self, sender: Worker, epoch: int, batch: Batch) -> None:
-        """Records routed by `sender` itself: OLD, NEW, or of a configuration that is not ours."""
+        """Take records that `sender` routed itself: OLD or NEW; raise `ProtocolError` for any other epoch."""
         migration = self.migration
         if epoch == self.epoch:
             if migration is not None and sender in migration.flushes:
@@ -250,7 +261,7 @@ class Distributor(Machine):
         arrivals = Arrivals(self.worker, self.placement, self.members, confirmations)
         self.migration = Migration(epoch, self.placement, placement, self.members, arrivals)
         self.relayed = MIN
-        self.tell(arrivals.homes, m.Heard(epoch, self.frontiers.told))
+        self.broadcast(arrivals.homes, m.Heard(epoch, self.frontiers.announced))
         self.emit(m.Started(epoch))
         if self.worker in placement.workers:
             self.frontiers.begin(self.migration.arrivals.homes)
@@ -258,35 +269,35 @@ class Distributor(Machine):
         for sender, value in early.items():
             self.frontiers.sender(sender, value)
         if self.worker not in self.placement.workers:
-            self.go("rescale, and I own none")
+            self.enter_phase("rescale, and I own none")
         else:
-            self.go("rescale, and I own keys")
+            self.enter_phase("rescale, and I own keys")
             self.emit(m.Interrogate())
 
     def _try_collect(self) -> None:
-        """From interrogate to collect, when the operators have answered and all have heard."""
+        """Go from interrogate to collect once the operators have answered and all peers have heard."""
         phase = self.phase
         if (
             isinstance(phase, Interrogate)
             and self.heard.keys() >= set(self.peers)
             and (order := phase.whitelist()) is not None
         ):
-            reached = max([self.frontiers.told, *self.heard.values()])
-            self.go("operators answered, all have heard", order, reached)
+            reached = max([self.frontiers.announced, *self.heard.values()])
+            self.enter_phase("operators answered, all have heard", order, reached)
             self.raise_fence(
                 0, tuple(w for w in self.migration_now().new.workers if w != self.worker)
             )
             self._try_done()
 
     def _try_done(self) -> None:
-        """Rule 5."""
+        """Apply rule 5: with no key left, send `Done` to all."""
         if self._collecting().finished:
-            self.tell(self.peers, m.Done(self.migration_now().epoch))
-            self.go("no key left, Done is told")
+            self.broadcast(self.peers, m.Done(self.migration_now().epoch))
+            self.enter_phase("no key left, Done is sent")
             self._on_done(self.worker)
 
     def _on_flush(self, sender: Worker) -> None:
-        """Rule 7."""
+        """Apply rule 7: announce to the new owners that `sender` is flushed."""
         migration = self.migration_now()
         if sender in migration.flushes or not isinstance(self.phase, Settle):
             raise ProtocolError(f"{self}: a Flush from worker {sender} at a wrong time")
@@ -323,10 +334,10 @@ class Distributor(Machine):
         self.frontiers.leave(worker)
         self.emit(m.Left(worker))
 
-    # ------------------------------------------------------------ what follows from what happened
+    # ------------------------------------------------------------ after each event
 
-    def _settle_down(self) -> None:
-        """After each event: what has become possible by it."""
+    def _make_progress(self) -> None:
+        """Take every step that the last event made possible."""
         self._relay()
         self._try_complete()
         self._align()
@@ -334,7 +345,7 @@ class Distributor(Machine):
         self._try_leave()
 
     def _relay(self) -> None:
-        """Rule 11 for a home: tell the new owners how far time is in what may still be forwarded."""
+        """Apply rule 11 as a home: announce to the new owners the frontier of what may still be forwarded."""
         migration = self.migration
         if migration is None or not isinstance(self.phase, Collect | Settle):
             return
@@ -346,10 +357,10 @@ class Distributor(Machine):
         if value > self.relayed:
             self.relayed = value
             owners = [w for w in migration.new.workers if w != self.worker]
-            self.tell(owners, m.Relay(migration.epoch, value))
+            self.broadcast(owners, m.Relay(migration.epoch, value))
 
     def _try_complete(self) -> None:
-        """Rule 9."""
+        """Apply rule 9: complete the rescale when all its conditions hold."""
         migration = self.migration
         if migration is None or not isinstance(self.phase, Settle):
             return
@@ -362,25 +373,25 @@ class Distributor(Machine):
             self.frontiers.begin(())
             if self.emissions is not None:
                 self.emissions.begin(self.epoch)
-            self.go("switched, flushed, all settled")
+            self.enter_phase("switched, flushed, all settled")
             self.emit(m.Completed(self.epoch))
 
     def _align(self) -> None:
-        """Rule 10: send the barriers that are due; with all of them here, take the snapshot."""
+        """Apply rule 10: send the barriers that are due; take the snapshot once all have arrived."""
         barrier = self.barrier
         if not barrier.stopped or barrier.snapshot is None:
             return
         if self.may_forward and not barrier.sent_first:
             barrier.sent_first = True
-            self.tell(self.peers, m.Bar1(barrier.snapshot))
+            self.broadcast(self.peers, m.Bar1(barrier.snapshot))
         if not barrier.sent_last and self._forwarded_all():
             barrier.sent_last = True
-            self.tell(self.peers, m.Bar2(barrier.snapshot))
+            self.broadcast(self.peers, m.Bar2(barrier.snapshot))
         if barrier.sent_last and barrier.all_last(self.peers) and self._nothing_waits():
             self._take_snapshot(barrier)
 
     def _forwarded_all(self) -> bool:
-        """Whether everything sent before the cut has come here and gone on from here."""
+        """Return whether all records sent before the cut have arrived here and have been forwarded."""
         if not self.may_forward:
             return True
         return self.barrier.all_first(self.peers) and not self.phase.holding
@@ -400,43 +411,43 @@ class Distributor(Machine):
                 self._receive(sender, message)
         for event in barrier.backlog:
             self._upstream(event)
-        self._settle_down()
+        self._make_progress()
 
     def _advance(self) -> None:
-        """Rule 11: tell the operators how far time has come."""
+        """Apply rule 11: announce the frontier to the operators."""
         if self.left:
             return
         migration = self.migration
-        held = MAX if migration is None else migration.arrivals.lowest
-        value = self.frontiers.advance(held, self._may_end())
+        lowest_held = MAX if migration is None else migration.arrivals.lowest
+        value = self.frontiers.advance(lowest_held, self._may_end())
         if self.emissions is not None:
             value = None if migration is not None else self._advance_emissions(self.emissions)
         if value is not None:
             self.emit(m.Advance(value))
 
     def _may_end(self) -> bool:
-        """Whether all keys that are to end here are here, and only they."""
+        """Return whether exactly the keys that are to end here are here."""
         return not isinstance(self.phase, Interrogate | Collect)
 
     def _advance_emissions(self, emissions: Emissions) -> int | None:
         if self.bound == MIN:
-            return None  # the driver is about to tell what the operators may emit now
-        mine = min(self.frontiers.told, self.bound)
-        if emissions.changes(self.worker, mine):
-            emissions.tell(self.worker, self.epoch, mine)
-            self.tell(self.peers, m.Emission(self.epoch, mine))
+            return None  # the driver is about to give the operators' new bound
+        earliest = min(self.frontiers.announced, self.bound)
+        if emissions.changes(self.worker, earliest):
+            emissions.report(self.worker, self.epoch, earliest)
+            self.broadcast(self.peers, m.Emission(self.epoch, earliest))
         return emissions.advance(self.members)
 
     def _try_leave(self) -> None:
-        """A departing worker without keys whose upstream has ended has nothing more to say."""
+        """Leave the stage if this worker departs, has no keys, and its upstream has ended."""
         idle = self.migration is None and not self.barrier.stopped and self.local == MAX
-        gone = idle and self.worker not in self.placement.workers
-        if self.departing and gone and not self.left:
-            self.tell(self.peers, m.Leave())
+        without_keys = idle and self.worker not in self.placement.workers
+        if self.departing and without_keys and not self.left:
+            self.broadcast(self.peers, m.Leave())
             self.left = True
-            self.barrier = Barrier()  # whatever peers still say is of no concern here
+            self.barrier = Barrier()  # later messages from peers do not matter to this worker
             time = self.frontiers if self.emissions is None else self.emissions
-            if time.told < MAX:
-                time.told = MAX
+            if time.announced < MAX:
+                time.announced = MAX
                 self.emit(m.Advance(MAX))
             self.emit(m.Left(self.worker))

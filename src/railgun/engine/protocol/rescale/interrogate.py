@@ -1,10 +1,10 @@
-"""Interrogate: the home finds out which of its keys have to move.
+"""Phase "interrogate": the home finds out which of its keys have to move.
 
-It asks the operators for every key with state. Until they answer, records keep coming and make new state, so
-the home records the keys of those itself (rule 2). It also waits until every worker has heard of the rescale
-(`Heard`, on the link, behind all that was sent before): nothing is forwarded before that, so a worker
-never gets a record or state of a rescale it does not know, and no frontier that was told in ignorance of the
-rescale can overtake a forwarded record (docs/design/rescale.md, "Heard").
+The home asks the operators for every key with state. Until they answer, records keep coming and create state, so the
+home records their keys itself (rule 2). It also waits until every worker has heard of the rescale (`Heard`, on the
+link, after all earlier messages) and forwards nothing before that. So a worker never gets a record or state of a
+rescale it does not know, and no frontier announced without knowing of the rescale can overtake a forwarded record
+(docs/design/rescale.md, "Heard").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Interrogate(Phase):
-    """Rule 2, "Interrogate": record the key in the whitelist, process."""
+    """Rule 2, "Interrogate": add the key to the whitelist, and process."""
 
     __slots__ = ("named", "recorded")
     name = "interrogate"
@@ -31,22 +31,22 @@ class Interrogate(Phase):
         self.named: Order | None = None  # the operators' answer
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
-        """Record the keys that have to move, and process."""
+        """Record the keys that have to move, and process all records."""
         leaving = batch.hashes[worker.migration_now().leaving(worker.worker, batch.hashes)]
         if len(leaving):
             self.recorded.append(leaving)
         worker.process(batch)
 
     def answer(self, named: Order) -> None:
-        """Take the operators' answer: it comes before what was recorded, most of which it names as well."""
+        """Store the operators' answer. Its keys leave first; it names most of the recorded keys as well."""
         self.named = named
 
     def whitelist(self) -> Order | None:
-        """All keys to move, in the order in which they leave: as the operators named them, then the others."""
+        """Return all keys to move in the order of leaving: named keys, then recorded ones; None before the answer."""
         return None if self.named is None else self.named.then(self.recorded)
 
     def validate(self, worker: Machine) -> None:
-        """Only keys that leave are named."""
+        """Check that only leaving keys are named."""
         if self.named is not None:
             self.named.validate()
             leaving = worker.migration_now().leaving(worker.worker, self.named.hashes)

@@ -1,4 +1,4 @@
-"""What every part of a distributor shares: its state, and the few verbs the rules are written in."""
+"""State and basic actions that all parts of a distributor share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from railgun.errors import ProtocolError
 class Machine:
     """The state of one stage's distributor on one worker.
 
-    `downstream`: how many stages follow this one. `emits`: whether the operators emit on their own, at times of
-    their own, as readers do.
+    `downstream` is the number of stages that follow this one. `emits` says whether the operators emit on their own, at
+    times of their own, as readers do.
     """
 
     __slots__ = (
@@ -56,15 +56,15 @@ class Machine:
         self.peers = tuple(peer for peer in self.members if peer != worker)
         self.phase: Phase = Normal()
         self.migration: Migration | None = None
-        self.heard: dict[Worker, int] = {}  # peers that know of the next epoch, and their frontiers
-        self.early: dict[Worker, int] = {}  # frontiers told by peers that know more than we do
+        self.heard: dict[Worker, int] = {}  # peers that know the next epoch → their frontiers
+        self.early: dict[Worker, int] = {}  # frontiers from peers that know of a later epoch
         self.frontiers = Frontiers(self.members)
-        self.local = MIN  # the frontier of the own upstream
-        self.bound = MIN if emits else MAX  # the earliest the operators may emit at on their own
+        self.local = MIN  # the frontier of this worker's own upstream
+        self.bound = MIN if emits else MAX  # the earliest time operators may emit at on their own
         self.emissions = Emissions(epoch) if emits else None
-        self.relayed = MIN  # what this home told last
+        self.relayed = MIN  # the last frontier this home relayed
         self.barrier: Barrier[m.UpstreamEvent, m.Message] = Barrier()
-        self.deferred: list[Worker] = []  # homes to switch for after the snapshot
+        self.deferred: list[Worker] = []  # homes to switch for once the snapshot is taken
         self.departing = False
         self.left = False
         self.out: list[m.Command] = []
@@ -78,12 +78,12 @@ class Machine:
 
     @property
     def known_epoch(self) -> int:
-        """The last epoch this worker has heard of."""
+        """Return the last epoch this worker has heard of."""
         return self.epoch if self.migration is None else self.migration.epoch
 
     @property
     def may_forward(self) -> bool:
-        """Whether records of others may still pass through this home."""
+        """Return whether records of other workers may still pass through this home."""
         migration = self.migration
         if migration is None or self.worker not in migration.old.workers:
             return False
@@ -91,37 +91,37 @@ class Machine:
 
     @property
     def movable(self) -> bool:
-        """Whether a `Move` would put a chunk of keys in motion now."""
+        """Return whether a `Move` would start moving a chunk of keys now."""
         phase = self.phase
         if not isinstance(phase, Collect) or phase.holding or phase.finished:
             return False
         return not self._cut_is_near()
 
     def _cut_is_near(self) -> bool:
-        """Rule 10: no new chunk from BAR1 of all until the own snapshot."""
+        """Return whether rule 10 forbids a new chunk: from BAR1 of all peers until this worker's snapshot."""
         return self.barrier.stopped and self.barrier.all_first(self.peers)
 
     def process(self, batch: Batch) -> None:
-        """Hand records to the operators; what they will emit on their own has to be told anew."""
+        """Hand records to the operators; the driver must give `Bound` again before the stage's frontier goes on."""
         self.emit(m.Process(batch))
         self.bound = MAX if self.emissions is None else MIN
 
     def take(self, acquire: m.Acquire) -> None:
-        """Hand state to the operators, likewise."""
+        """Hand state to the operators; the driver must give `Bound` again before the stage's frontier goes on."""
         self.emit(m.Take(acquire.hashes, acquire.state))
         self.bound = MAX if self.emissions is None else MIN
 
     def send(self, to: Worker, message: m.Message) -> None:
-        """Send one message to one peer."""
+        """Send a message to one peer."""
         self.emit(m.Send(to, message))
 
-    def tell(self, to: Iterable[Worker], message: m.Message) -> None:
-        """Send one message to several peers."""
+    def broadcast(self, to: Iterable[Worker], message: m.Message) -> None:
+        """Send a message to several peers."""
         for worker in to:
             self.send(worker, message)
 
     def raise_fence(self, chunk: int, owners: tuple[Worker, ...]) -> None:
-        """Rule 12: have everything this home emitted for a chunk confirmed to its new owners."""
+        """Apply rule 12: have everything this home emitted for a chunk confirmed to the chunk's new owners."""
         if self.downstream and owners:
             epoch = self.migration_now().epoch
             self.emit(m.RaiseFence(m.Fence(self.stage, epoch, self.worker, chunk, owners)))
@@ -131,31 +131,36 @@ class Machine:
             self.emit(m.Confirm(owner, fence.stage, m.Fenced(fence.epoch, fence.home, fence.chunk)))
 
     def emit(self, command: m.Command) -> None:
-        """Add a command to those of the current event."""
+        """Add a command to those the current event returns."""
         self.out.append(command)
 
-    def go(self, why: str, *arguments: Any) -> None:
-        """Enter the phase that follows the present one when `why` happened."""
+    def enter_phase(self, why: str, *arguments: Any) -> None:
+        """Enter the phase that follows the current one after the event `why`.
+
+        Raise `ProtocolError` if no phase follows.
+        """
         following = TRANSITIONS.get((self.phase.name, why))
         if following is None:
             raise ProtocolError(f"{self}: no phase follows when: {why}")
         self.phase = self.phases[following](*arguments)
 
     def migration_now(self) -> Migration:
-        """The migration that must be under way."""
+        """Return the migration under way; raise `ProtocolError` if none is."""
         if self.migration is None:
             raise ProtocolError(f"{self}: no rescale is under way")
         return self.migration
 
     def _current(self, epoch: int, message: m.Message) -> Migration:
-        """The migration a message speaks of, which must be the one under way here."""
+        """Return the migration under way; raise `ProtocolError` if the message is not of its epoch."""
         migration = self.migration
         if migration is None or migration.epoch != epoch:
-            raise ProtocolError(f"{self}: {type(message).__name__} of epoch {epoch} is not for now")
+            raise ProtocolError(
+                f"{self}: {type(message).__name__} of epoch {epoch}, which is not the epoch under way"
+            )
         return migration
 
     def _of_home(self, sender: Worker, epoch: int, message: m.Message) -> Migration:
-        """The migration under way, for a message that only a home may send."""
+        """Return the migration under way, for a message that only a home may send; raise `ProtocolError` otherwise."""
         migration = self._current(epoch, message)
         if sender not in migration.old.workers:
             raise ProtocolError(f"{self}: {type(message).__name__} from {sender}, which is no home")
@@ -163,7 +168,7 @@ class Machine:
 
     def _interrogating(self) -> Interrogate:
         if not isinstance(self.phase, Interrogate) or self.phase.named is not None:
-            raise ProtocolError(f"{self}: the operators answered, but were not asked")
+            raise ProtocolError(f"{self}: Interrogated without Interrogate")
         return self.phase
 
     def _collecting(self) -> Collect:
@@ -172,7 +177,7 @@ class Machine:
         return self.phase
 
     def validate(self) -> None:
-        """Check the invariants. Costs time: for tests, after every step."""
+        """Check the invariants. This is slow: for tests, after every step."""
         assert not self.out, "all commands handed over"
         assert self.worker in self.members
         assert (self.migration is None) == isinstance(self.phase, Normal)

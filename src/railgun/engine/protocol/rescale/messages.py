@@ -1,4 +1,4 @@
-"""The vocabulary of the distributor: events it is told, messages it exchanges, commands it gives.
+"""Define the events a distributor takes, the messages distributors exchange, and the commands they return.
 
 The driver of a `Distributor` has these duties:
 
@@ -6,22 +6,23 @@ The driver of a `Distributor` has these duties:
 2. Keep links first-in-first-out, and give each message to the peer's distributor of the same stage, as
    `Received(sender, message)`.
 3. Answer `Interrogate` with `Interrogated`, naming every key that has state and leaves (`Migration.leaving`), and
-   `Collect` with `Collected`. It may take its time: the distributor copes with anything in between. Keys leave in the
-   order in which they are named, so name them as they lie in memory. To sort many takes long: do it elsewhere.
-4. Give `Move` while `movable`; how many keys at once is the driver's choice (pace against time held).
-5. On `RaiseFence` pass the fence as `PassFence` to the distributor of each stage that follows, and carry each
-   `Confirm` to the worker it names, as `Received(self, fenced)` for the distributor of that stage.
-6. Let state remember whether its key has ended (`Advance(MAX)`): a key that ended before it moved has ended,
-   one that had not ends at its new owner.
-7. Where operators emit on their own (readers do), tell `Bound` after every `Process` and `Take`, when it rises, and
-   when they fall idle or wake: before they emit.
-8. On `Snapshot` save the operators' state, then pass the barrier to the stages that follow.
-9. Let a worker that joins send nothing older than what any member of the stage has been told by then; it has
-   nothing but what moves to it, so this comes by itself where sources obey rule 13.
-10. End the machine with its generation after a `ProtocolError`, and the links with it: nothing of what came
-   before a rollback may reach a machine made after it.
-11. Begin no rescale of a stage while a snapshot is on its way through it, and no snapshot until every worker
-   has heard of the rescale (`Coordinator` keeps this).
+   `Collect` with `Collected`. The answer may take time: the distributor copes with any event in between. Keys leave in
+   the order in which they are named, so name them in memory order. Sorting many keys takes long: sort them elsewhere.
+4. Give `Move` while the distributor is `movable`. The driver chooses how many keys move at once: more keys move
+   faster, but their records are held longer.
+5. On `RaiseFence` pass the fence as `PassFence` to the distributor of each following stage, and carry each `Confirm` to
+   the worker it names, as `Received(self, fenced)` for the distributor of that stage.
+6. Keep in a key's state whether the key has ended (`Advance(MAX)`): a key that ended before it moved stays ended, and a
+   key that had not ended ends at its new owner.
+7. Where operators emit on their own (readers do), give `Bound` after every `Process` and `Take`, when the bound rises,
+   and when the operators fall idle or wake: before they emit.
+8. On `Snapshot` save the operators' state, then pass the barrier to the following stages.
+9. Let a joining worker send no record older than the frontier any member of the stage has announced by then. A joining
+   worker has only what moves to it, so this holds by itself where sources obey rule 13.
+10. After a `ProtocolError`, end the machine, its generation and its links: a message from before a rollback must never
+    reach a machine made after it.
+11. Begin no rescale of a stage while a snapshot passes through it, and no snapshot until every worker has heard of the
+    rescale (`Coordinator` ensures this).
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from railgun.hashing import Hashes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Data:
-    """Records routed by the sender itself, by the placement of this epoch.
+    """Records that the sender routed by its placement of this epoch.
 
-    To a receiver in motion from epoch e to e+1 they are OLD with epoch e, and NEW with epoch e+1.
+    To a receiver that migrates from epoch e to e+1, records of epoch e are OLD and records of epoch e+1 are NEW.
     """
 
     epoch: int
@@ -50,7 +51,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
-    """FWD: records that came to the home of their keys and go on to the new owner."""
+    """FWD: records that reached the home of their keys and that the home forwards to the new owner."""
 
     epoch: int
     batch: Batch
@@ -58,9 +59,9 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acquire:
-    """The state of a chunk of keys, for their new owner.
+    """The state of a chunk of keys, sent to their new owner.
 
-    A key comes once, in no order of its hash; the chunks of a home are numbered from 1.
+    Each key is sent once. Keys are not sorted by hash. A home numbers its chunks from 1.
     """
 
     epoch: int
@@ -71,32 +72,32 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The sender knows of the rescale to this epoch; what it sent before was sent without knowing.
+    """The sender has heard of the rescale to this epoch; its earlier messages were sent without knowing of it.
 
-    `told` is the frontier its operators had been told by then.
+    `frontier` is the one announced to the sender's operators by then.
     """
 
     epoch: int
-    told: int
+    frontier: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The sender, a home, has no more keys to give."""
+    """The sender, a home, has given away all keys that leave it."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """The sender sends nothing more to the receiver as a home."""
+    """The sender sends no more records to the receiver as a home."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The sender, a home, has forwarded everything it ever gets from `origin`."""
+    """The sender, a home, has forwarded all records it will ever get from `origin`."""
 
     epoch: int
     origin: Worker
@@ -104,21 +105,21 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Bar1:
-    """The cut of a snapshot in what the sender sends; it may still forward for others."""
+    """The cut of a snapshot in the sender's own records; it may still forward records of others."""
 
     snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bar2:
-    """The cut of a snapshot in all that comes from the sender."""
+    """The cut of a snapshot in everything the sender sends, forwarded records included."""
 
     snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The sender's own upstream has come to this time. `epoch` is the last one it has heard of."""
+    """The sender's own upstream has reached this time. `epoch` is the last one the sender has heard of."""
 
     epoch: int
     value: int
@@ -126,7 +127,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The sender, a home, forwards nothing below this time any more."""
+    """The sender, a home, forwards no more records below this time."""
 
     epoch: int
     value: int
@@ -134,7 +135,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """No operator of the sender emits below this time any more, in this epoch; `LAST`: they are idle."""
+    """No operator of the sender emits below this time any more, in this epoch; `LAST`: its operators are idle."""
 
     epoch: int
     value: int
@@ -142,9 +143,9 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Stands behind everything a home of `stage` emitted for the keys of a chunk.
+    """A marker that follows everything a home of `stage` emitted for the keys of a chunk.
 
-    Chunk 0 stands for all keys the home never had state for.
+    Chunk 0 stands for all keys for which the home never had state.
     """
 
     stage: str
@@ -156,7 +157,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The sender has seen that fence: what the home emitted before it can be overtaken no more."""
+    """The sender has seen this fence: later records can no longer overtake what the home emitted before it."""
 
     epoch: int
     home: Worker
@@ -198,28 +199,28 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The worker's own upstream has come to this time; `MAX`: it has ended."""
+    """The worker's own upstream has reached this time; `MAX`: the upstream has ended."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartSnapshot:
-    """The barrier of a snapshot has come from the worker's own upstream."""
+    """The worker's own upstream has delivered the barrier of a snapshot."""
 
     snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
 class PassFence:
-    """The stage before, on this worker, raised a fence."""
+    """The preceding stage, on this worker, raised a fence."""
 
     fence: Fence
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from a link."""
+    """A peer's message has arrived on its link."""
 
     sender: Worker
     message: Message
@@ -227,7 +228,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """These workers are part of the stage from now on; they own no key before a rescale says so."""
+    """These workers join the stage now; they own no key until a rescale gives them one."""
 
     workers: tuple[Worker, ...]
 
@@ -239,7 +240,7 @@ class Depart:
 
 @dataclass(frozen=True, slots=True)
 class Rescale:
-    """Move to this placement."""
+    """Migrate to this placement."""
 
     epoch: int
     placement: Placement
@@ -247,31 +248,31 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interrogated:
-    """The operators' answer: all keys that have state and leave, in the order in which they are to do so."""
+    """The operators' answer to `Interrogate`: all keys that have state and leave, in the order of leaving."""
 
     named: Order
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Leave to move up to so many keys now."""
+    """Allow up to `keys` keys to move now."""
 
     keys: int = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collected:
-    """The operators' answer: the state of each part that `Collect` named, in its order."""
+    """The operators' answer to `Collect`: the state of each part, in the order of the parts."""
 
     states: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The earliest time the operators may emit at on their own (readers do).
+    """The earliest time at which the operators may emit on their own (readers do).
 
-    `MAX`: never again. `LAST`: they are idle, and nobody should wait for them; what they emit when they wake is
-    late if time has gone past it meanwhile.
+    `MAX`: they never emit again. `LAST`: they are idle, and no worker should wait for them; what they emit after they
+    wake is late if time has passed it meanwhile.
     """
 
     value: int
@@ -307,8 +308,8 @@ class Interrogate:
 class Collect:
     """Advance these keys to `frontier`, then take their state from the operators, part by part.
 
-    `turns`: of each part the places of its keys in the order in which all leave. It is that of `Interrogated`; after
-    those named there come those that were not.
+    `turns` gives, for each part, the positions of its keys in the order of leaving. That order is the one of
+    `Interrogated`, followed by the keys that `Interrogated` did not name.
     """
 
     parts: tuple[tuple[Worker, Hashes], ...]
@@ -318,7 +319,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """Give this state, from another worker, to the operators."""
+    """Give the operators this state from another worker."""
 
     hashes: Hashes
     state: Any
@@ -326,14 +327,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drop:
-    """These keys live elsewhere now: forget their state."""
+    """Forget the state of these keys: they live on another worker now."""
 
     hashes: Hashes
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseFence:
-    """Pass this fence to the stages that follow."""
+    """Pass this fence to the following stages."""
 
     fence: Fence
 
@@ -356,7 +357,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Tell the operators that time has come so far; `MAX` ends them."""
+    """Announce this frontier to the operators; `MAX` ends them."""
 
     frontier: int
 
@@ -370,14 +371,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Report: this worker is through with the rescale to this epoch."""
+    """Report: this worker has completed the rescale to this epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Report: `worker` is no longer part of the stage (itself, or a peer that said so)."""
+    """Report: `worker` (this one, or a peer that sent `Leave`) is no longer part of the stage."""
 
     worker: Worker
 

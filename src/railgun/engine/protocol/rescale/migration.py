@@ -1,4 +1,4 @@
-"""One rescale under way, as one worker sees it."""
+"""One rescale under way, from the view of one worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Migration:
-    """From placement `old` (F) to `new` (F′): what this worker has done and heard so far."""
+    """A migration from placement `old` (F) to `new` (F′): what this worker has done and heard so far."""
 
     __slots__ = ("arrivals", "epoch", "flushes", "members", "new", "old", "switched")
 
@@ -32,37 +32,36 @@ class Migration:
         self.epoch = epoch
         self.old = old
         self.new = new
-        self.members = (
-            members  # those who were part of the stage when it began; one may leave early
-        )
+        # Those that were part of the stage when it began; a member may leave early.
+        self.members = members
         self.arrivals = arrivals
-        self.switched: set[Worker] = set()  # as a sender: homes it no longer sends to
-        self.flushes: set[Worker] = set()  # as a home: senders that no longer send to it
+        self.switched: set[Worker] = set()  # as a sender: homes this worker no longer sends to
+        self.flushes: set[Worker] = set()  # as a home: senders that no longer send to this worker
 
     def leaving(self, worker: Worker, hashes: Hashes) -> NDArray[np.bool_]:
-        """Rule 3: which of these keys live at this worker now, and will not."""
-        here = self.old.owners(hashes) == worker
-        leaving: NDArray[np.bool_] = here & (self.new.owners(hashes) != worker)
+        """Return which of these keys leave `worker`: they live there now and will not (rule 3)."""
+        owned = self.old.owners(hashes) == worker
+        leaving: NDArray[np.bool_] = owned & (self.new.owners(hashes) != worker)
         return leaving
 
     def any_leaves(self, worker: Worker) -> bool:
-        """Whether any key at all can leave this worker."""
+        """Return whether any key at all can leave `worker`."""
         slots = (self.old.table() == worker) & (self.new.table() != worker)
         pinned = np.array([key for key, _ in (*self.old.keys, *self.new.keys)], dtype=np.uint64)
         return bool(slots.any()) or bool(self.leaving(worker, pinned).any())
 
     @property
     def all_switched(self) -> bool:
-        """Whether, as a sender, it sends to no home any more."""
+        """Return whether this worker, as a sender, has switched for every home."""
         return len(self.switched) == len(self.old.workers)
 
     @property
     def all_flushed(self) -> bool:
-        """Whether, as a home, it gets nothing from any sender any more."""
+        """Return whether every sender has flushed this worker as a home."""
         return len(self.flushes) == len(self.members)
 
     def validate(self, worker: Machine) -> None:
-        """Check what must always hold."""
+        """Check the invariants."""
         assert self.epoch == worker.epoch + 1
         assert self.switched <= set(self.old.workers)
         assert self.flushes <= set(self.members)

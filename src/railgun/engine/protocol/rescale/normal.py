@@ -1,4 +1,4 @@
-"""Normal: no rescale known. A home processes what comes."""
+"""Phase "normal": no rescale is known; a home processes every record."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class Normal(Phase):
     name = "normal"
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
-        """Process everything."""
+        """Process all records."""
         worker.process(batch)

@@ -1,9 +1,8 @@
-"""The order in which the keys of a home leave: that in which the operators name them.
+"""Keep the order in which the keys of a home leave: the order in which the operators name them.
 
-They name them as they find them, one beside the other in memory, and so they leave. To take a key out of a large table
-costs several times as much in an order that has nothing to do with the table, as that of the hashes
-(docs/design/rescale.md, "The order in which keys leave"). To find a key in the order there are its hashes sorted, and
-beside each its turn:
+Operators name keys in memory order, and the keys leave in that order. Taking a key out of a large table costs several
+times as much in an order unrelated to the table, such as that of the hashes (docs/design/rescale.md, "The order in
+which keys leave"). To look up a key's turn, `Order` keeps the hashes sorted, with the turn beside each:
 
 >>> order = Order.of([np.array([7, 3, 7], dtype=np.uint64), np.array([5, 3], dtype=np.uint64)])
 >>> order.hashes.tolist()
@@ -38,45 +37,45 @@ class Order:
 
     @classmethod
     def of(cls, named: Sequence[Hashes]) -> Order:
-        """The order in which these were named, the first time counts."""
+        """Return the order in which the keys were named; if a key was named twice, the first time counts."""
         hashes = np.concatenate([np.empty(0, dtype=np.uint64), *named])
-        at = np.argsort(hashes)  # a stable sort would take five times as long
-        keys = hashes[at]
+        positions = np.argsort(hashes)  # a stable sort would take five times as long
+        keys = hashes[positions]
         first = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
         if bool(first.all()):
-            return cls(hashes, keys, at)
+            return cls(hashes, keys, positions)
         starts = np.flatnonzero(first)
-        at = np.minimum.reduceat(at, starts)
+        positions = np.minimum.reduceat(positions, starts)
         counts = np.zeros(len(hashes), dtype=bool)
-        counts[at] = True
-        return cls(hashes[counts], keys[starts], (np.cumsum(counts) - 1)[at])
+        counts[positions] = True
+        return cls(hashes[counts], keys[starts], (np.cumsum(counts) - 1)[positions])
 
     def then(self, late: Sequence[Hashes]) -> Order:
-        """And behind them those of these that are not among them."""
-        found = Order.of(late)
-        new = found.hashes[self.find(found.hashes) < 0]
+        """Return this order followed by those keys of `late` that it lacks."""
+        order = Order.of(late)
+        new = order.hashes[self.find(order.hashes) < 0]
         if len(new) == 0:
             return self
-        at = np.argsort(new)
-        places = np.searchsorted(self.sorted, new[at])
+        positions = np.argsort(new)
+        places = np.searchsorted(self.sorted, new[positions])
         return Order(
             np.concatenate((self.hashes, new)),
-            np.insert(self.sorted, places, new[at]),
-            np.insert(self.turns, places, len(self.hashes) + at),
+            np.insert(self.sorted, places, new[positions]),
+            np.insert(self.turns, places, len(self.hashes) + positions),
         )
 
     def __len__(self) -> int:
         return len(self.hashes)
 
     def find(self, hashes: Hashes) -> Turns:
-        """The turn of each of these keys; -1 for those that are not among them."""
+        """Return the turn of each of these keys, or -1 for a key that is not in the order."""
         if len(self.sorted) == 0:
             return np.full(len(hashes), -1, dtype=np.intp)
-        at = np.minimum(np.searchsorted(self.sorted, hashes), len(self.sorted) - 1)
-        return np.where(self.sorted[at] == hashes, self.turns[at], -1)
+        positions = np.minimum(np.searchsorted(self.sorted, hashes), len(self.sorted) - 1)
+        return np.where(self.sorted[positions] == hashes, self.turns[positions], -1)
 
     def validate(self) -> None:
-        """Check that each key is there once, and has its turn."""
+        """Check that each key is present once and has its turn."""
         assert bool((self.sorted[1:] > self.sorted[:-1]).all()), "sorted, each key once"
         assert sorted(self.turns.tolist()) == list(range(len(self.hashes))), "each turn once"
         assert bool((self.hashes[self.turns] == self.sorted).all()), "to each key its turn"

@@ -1,6 +1,6 @@
-"""Settle: the home has given everything away (Done), and waits until the last OLD record has passed through it.
+"""Phase "settle": the home has given all keys away (Done) and waits until the last OLD record has passed through it.
 
-A worker that owned no keys before the rescale begins here.
+A worker that owned no keys before the rescale begins in this phase.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Settle(Phase):
-    """Rule 2, "Collect" with whitelist and hold empty: what moves is forwarded, the rest processed."""
+    """Rule 2, "Collect" with whitelist and hold empty: forward records of moving keys, process the rest."""
 
     __slots__ = ()
     name = "settle"
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
-        """Forward what moves, process what stays."""
+        """Forward records of keys that move, process the others."""
         moving = worker.migration_now().new.owners(batch.hashes) != worker.worker
-        mine = select(batch, ~moving)
-        if mine is not None:
-            worker.process(mine)
-        gone = select(batch, moving)
-        if gone is not None:
-            forward(worker, gone)
+        staying = select(batch, ~moving)
+        if staying is not None:
+            worker.process(staying)
+        forwarded = select(batch, moving)
+        if forwarded is not None:
+            forward(worker, forwarded)

@@ -1,22 +1,23 @@
-"""What a copy of a stream may have to do to its log: cut off its end, begin anew, set damage aside.
+"""Take messages away from the end of a log, as a copy of a stream needs: cut it off, begin anew, or set damage aside.
 
-These work on the insides of a `StreamLog`, in the line of its one writer.
+The functions work on the private parts of a `StreamLog`, in the turn of its one writer.
 
 Rules:
 
-1. Each is done wholly or not at all, wherever a crash comes. The name of an empty file says what is to be done, and is
-   for good before anything is changed; `finish`, at the next open, does what is left of it. The name goes last, and is
-   gone for good before anything is appended.
-2. Before the end of a log is cut off, it is in a file beside it, for people: `cut-<offset>-<n>.batches`, record batches
-   one after the other. The newest 8 are kept.
-3. `repair` throws nothing away: from the first bad byte on, all goes to files `damaged-<n>-<segment>-<byte>.bytes`, as
-   it lay in that segment from that byte on. The newest 2 sets are kept, a set being all files of one `<n>`.
-4. Later segments go newest first, each for good before the next. Their indexes go before them, and so does that of the
-   segment that is the last one then: none may be believed that is of another past.
-5. What is kept of a segment was synced before it is cut, and the cut is synced before anything is written behind it.
-   So all marks in it are right, and none is behind it.
-6. An error before the name is there for good: nothing was changed. After it: the log has failed, until it is opened.
-7. Readers are told at once when the name is there. They see what lies before the cut, and nothing of what goes.
+1. Each change is done wholly or not at all, whenever a crash comes. The name of an empty file (the plan) says what is
+   to be done, and is durable before anything is changed; `finish`, at the next open, does the rest of it. The plan is
+   removed last, and durably, before anything is appended.
+2. Before the end of a log is cut off, it is copied to a file beside the log, for people: `cut-<offset>-<n>.batches`,
+   record batches one after the other. The newest 8 are kept.
+3. `repair` throws nothing away: all bytes from the first bad one on go to files `damaged-<n>-<segment>-<byte>.bytes`,
+   as they lay in that segment from that byte on. The newest 2 sets are kept; a set is all files of one `<n>`.
+4. Later segments are removed newest first, each durably before the next. Their indexes are removed before them, and so
+   is the index of the segment that becomes the last one: no index of another history may be trusted.
+5. The part of a segment that is kept was synced before the segment is cut, and the cut is synced before anything is
+   written behind it. So all marks in the segment are right, and none lies behind its end.
+6. An error before the plan is durable leaves the log unchanged. After a later error the log has failed until it is
+   opened again.
+7. Readers see the change as soon as the plan is durable: they get messages before the cut, and none that go.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from railgun.broker.log.segment import (
     Scan,
     Segment,
     base_of,
+    empty_segment,
     floor_name,
     floor_of,
-    fresh,
     index_of,
     log_name,
     scan,
@@ -56,11 +57,11 @@ from railgun.transport.records import Bytes, LaterBatchError, head
 if TYPE_CHECKING:
     from railgun.broker.log.log import StreamLog
 
-KEPT_CUTS: Final = 8
-KEPT_SETS: Final = 2
+MAX_CUT_FILES: Final = 8
+MAX_DAMAGED_SETS: Final = 2
 
-_CHUNK: Final = 4 << 20
-_LAST_OFFSET: Final = 1 << 63
+_READ_BYTES: Final = 4 << 20
+_OFFSET_LIMIT: Final = 1 << 63
 _PLAN: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.(?:cut|repair-([0-9]+))")
 _RESET: Final = re.compile(r"([0-9]{20})\.reset")
 _CUT: Final = re.compile(r"cut-[0-9]+-([0-9]+)\.batches")
@@ -69,7 +70,10 @@ _SET: Final = re.compile(r"damaged-([0-9]+)-[0-9]+-[0-9]+\.bytes")
 
 @dataclass(frozen=True, slots=True)
 class Shortening:
-    """This segment becomes the last one, and ends there; what goes is removed, or set aside under a number."""
+    """The plan of a cut or a repair: `segment` becomes the last one, and ends at the offset `end`.
+
+    The bytes behind it are removed; or, in a repair, set aside under the number `aside`.
+    """
 
     segment: int
     end: int
@@ -77,7 +81,7 @@ class Shortening:
 
     @property
     def name(self) -> str:
-        """The name of the file that says so.
+        """Return the name of the file that records this plan.
 
         >>> Shortening(12, 15, aside=3).name
         '00000000000000000012-00000000000000000015.repair-3'
@@ -87,33 +91,33 @@ class Shortening:
 
     @staticmethod
     def of(name: str) -> Shortening | None:
-        """What such a name says; None for other files.
+        """Return the plan that a file name records; None for other files.
 
         >>> Shortening.of(Shortening(12, 15).name)
         Shortening(segment=12, end=15, aside=None)
         """
-        found = _PLAN.fullmatch(name)
-        if found is None:
+        match = _PLAN.fullmatch(name)
+        if match is None:
             return None
-        return Shortening(int(found[1]), int(found[2]), int(found[3]) if found[3] else None)
+        return Shortening(int(match[1]), int(match[2]), int(match[3]) if match[3] else None)
 
 
 def reset_name(base: int) -> str:
-    """The name of the file that says: all is dropped, and the log begins anew with this offset."""
+    """Return the name of the file which records that the log is dropped, and begins anew with this offset."""
     return f"{base:020}.reset"
 
 
 def reset_of(name: str) -> int | None:
-    """The offset in such a name; None for other files."""
-    found = _RESET.fullmatch(name)
-    return int(found[1]) if found else None
+    """Return the offset in the name of a reset file; None for other files."""
+    match = _RESET.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 # ------------------------------------------------------------ while a log is open
 
 
 def cut(log: StreamLog, offset: int) -> int:
-    """Forget all from there on; how many messages that were. See `StreamLog.cut`."""
+    """Remove all messages from this offset on; return how many. See `StreamLog.cut`."""
     log._check()
     if offset < log.first:
         raise TrimmedError(
@@ -127,11 +131,11 @@ def cut(log: StreamLog, offset: int) -> int:
     if offset == log.end:
         return 0
     log.sync()
-    with _place(log, offset) as place:
-        kept = place.found.segment
-        if place.found.problem:
+    with _new_end(log, offset) as new_end:
+        kept = new_end.scan.segment
+        if new_end.scan.problem:
             with log._lock:
-                raise log._note_damage(kept.base, kept.end, kept.size, place.found.problem)
+                raise log._note_damage(kept.base, kept.end, kept.size, new_end.scan.problem)
         if kept.end != offset:
             raise OrderError(
                 f"stream {log.directory!r} cannot be cut at {offset}, in the middle of the batch from {kept.end} on. "
@@ -139,12 +143,12 @@ def cut(log: StreamLog, offset: int) -> int:
             )
         count = log.end - offset
         _keep(log, f"cut-{offset}-{_next_number(log)}.batches", _batches(log, offset))
-        _shorten(log, place, Shortening(kept.base, offset))
+        _shorten(log, new_end, Shortening(kept.base, offset))
     return count
 
 
 def repair(log: StreamLog) -> int:
-    """Set all from the damage on aside; how many bytes that were. See `StreamLog.repair`."""
+    """Set aside all bytes from the damage on; return how many. See `StreamLog.repair`."""
     if log._closed:
         raise ClosedError(f"the log of stream {log.directory!r} is closed")
     log._tail.check()
@@ -152,31 +156,30 @@ def repair(log: StreamLog) -> int:
     if damage is None:
         return 0
     log._tail.sync()
-    with _place(
-        log, damage.offset
-    ) as place:  # or before it, if there is more damage than was known
-        kept, number = place.found.segment, _next_number(log)
-        bad = place.found.size - kept.size
+    # The scan may end before the damage that was noted: there may be more of it.
+    with _new_end(log, damage.offset) as new_end:
+        kept, number = new_end.scan.segment, _next_number(log)
+        bad = new_end.scan.size - kept.size
         later = sum(_size(log, base) for base in _later(log._disk.list(log.directory), kept.base))
         if bad:
             name = f"damaged-{number}-{kept.base}-{kept.size}.bytes"
-            _keep(log, name, _bytes(place.file, kept.size))
-        _shorten(log, place, Shortening(kept.base, kept.end, number))
+            _keep(log, name, _bytes(new_end.file, kept.size))
+        _shorten(log, new_end, Shortening(kept.base, kept.end, number))
     return bad + later
 
 
 def reset(log: StreamLog, base: int) -> None:
-    """Drop all, and begin anew there. See `StreamLog.reset`."""
+    """Drop all messages, and begin anew with `base`. See `StreamLog.reset`."""
     if log._closed:
         raise ClosedError(f"the log of stream {log.directory!r} is closed")
     log._tail.check()
-    if not 0 <= base < _LAST_OFFSET:
+    if not 0 <= base < _OFFSET_LIMIT:
         raise OrderError(f"stream {log.directory!r} cannot begin with {base}: that is no offset")
     _announce(log, reset_name(base))
     old = log._tail
     with log._lock:
         log._floor = log._before = 0
-        _replace(log, 0, fresh(base, log.config.index_bytes), base)
+        _replace(log, 0, empty_segment(base, log.config.index_bytes), base)
     try:
         file = _begin(log._disk, log.directory, base)
     except OSError as error:
@@ -188,24 +191,24 @@ def reset(log: StreamLog, base: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a log is to end: in this file, behind what was found in it."""
+class _NewEnd:
+    """The new end of a log: number and file of its last segment, and the good part of that."""
 
     at: int
     file: File
-    found: Scan
+    scan: Scan
 
 
 @contextlib.contextmanager
-def _place(log: StreamLog, offset: int) -> Iterator[_Place]:
-    """The segment that holds the offset, and what is good in it before that."""
+def _new_end(log: StreamLog, offset: int) -> Iterator[_NewEnd]:
+    """Scan the segment that holds the offset, up to the offset, and yield it as the new end of the log."""
     at = bisect_right(log._bases, offset) - 1
     base = log._bases[at]
     file = log._tail.file
     try:
-        if at < len(log._bases) - 1:  # readers may close theirs
+        if at < len(log._bases) - 1:  # readers may close the file that they share
             file = log._disk.open(log._path(log_name(base)))
-        yield _Place(at, file, scan(file, base, log.config.index_bytes, offset))
+        yield _NewEnd(at, file, scan(file, base, log.config.index_bytes, offset))
     except LaterBatchError as error:
         raise later_format(_what(log, base), error) from error
     except OSError as error:
@@ -215,15 +218,15 @@ def _place(log: StreamLog, offset: int) -> Iterator[_Place]:
             file.close()
 
 
-def _shorten(log: StreamLog, place: _Place, plan: Shortening) -> None:
-    """Do it: for good, for readers, and on disk."""
-    _tidy(log, plan.aside)
+def _shorten(log: StreamLog, new_end: _NewEnd, plan: Shortening) -> None:
+    """Carry out a plan: record it durably, show readers the new end, and change the files."""
+    _remove_old_files(log, plan.aside)
     _announce(log, plan.name)
-    kept, old = place.found.segment, log._tail.file
+    kept, old = new_end.scan.segment, log._tail.file
     with log._lock:
-        _replace(log, place.at, kept, place.found.whole)
-        log._tail = Tail(place.file, _what(log, kept.base), kept.size)
-    if old is not place.file:
+        _replace(log, new_end.at, kept, new_end.scan.whole)
+        log._tail = Tail(new_end.file, _what(log, kept.base), kept.size)
+    if old is not new_end.file:
         old.close()
     try:
         _carry_out(log._disk, log.directory, plan, kept.size)
@@ -232,7 +235,7 @@ def _shorten(log: StreamLog, place: _Place, plan: Shortening) -> None:
 
 
 def _replace(log: StreamLog, at: int, last: Segment, whole: int) -> None:
-    """From that segment on there is only this one, with units that are whole up to there; the lock is held."""
+    """Put the segment `last` in place of all from number `at` on; units are whole up to `whole`. The lock is held."""
     for base in [base for base in log._files if base >= log._bases[at]]:
         log._files.pop(base).close()
     log._segments[at:], log._bases[at:] = [last], [last.base]
@@ -240,7 +243,7 @@ def _replace(log: StreamLog, at: int, last: Segment, whole: int) -> None:
     log._end = log._durable_end = last.end
     log._whole = log._durable_whole = whole
     stored = [segment for segment in log._segments if not segment.empty]
-    log._last_time = log._told_time = stored[-1].last_time if stored else LONG_AGO
+    log._last_time = log._given_time = stored[-1].last_time if stored else LONG_AGO
     log._epoch = stored[-1].epoch if stored else log._before
     log._damage = None
     log._hints.clear()
@@ -248,7 +251,7 @@ def _replace(log: StreamLog, at: int, last: Segment, whole: int) -> None:
 
 
 def _announce(log: StreamLog, name: str) -> None:
-    """From now on it will be done, whatever happens."""
+    """Record a plan durably, as the name of an empty file: from now on it will be carried out, even after a crash."""
     path = log._path(name)
     try:
         log._disk.create(path).close()
@@ -265,7 +268,10 @@ def _announce(log: StreamLog, name: str) -> None:
 
 
 def finish(disk: Disk, directory: str, every: int) -> tuple[str, int]:
-    """Do what a crash has left undone. What that was, and an offset: all before it was there for good."""
+    """Carry out what a crash has interrupted.
+
+    Return what that was, and an offset: all messages before it were synced.
+    """
     names = disk.list(directory)
     resets = [base for base in map(reset_of, names) if base is not None]
     if resets:
@@ -274,13 +280,13 @@ def finish(disk: Disk, directory: str, every: int) -> tuple[str, int]:
     plans = [plan for plan in map(Shortening.of, names) if plan is not None]
     if not plans:
         return "", 0
-    plan = min(plans, key=lambda plan: plan.end)  # a repair, if a cut has met damage
+    plan = min(plans, key=lambda plan: plan.end)  # the repair, if a cut has come upon damage
     file = disk.open(f"{directory}/{log_name(plan.segment)}")
     try:
         kept = scan(file, plan.segment, every, plan.end).segment
     finally:
         file.close()
-    if kept.end < plan.end:  # it has rotted since: the name stays until somebody repairs it
+    if kept.end < plan.end:  # damaged since: the plan stays until the log is repaired
         _clear(disk, directory, plan)
         return "", plan.end
     _carry_out(disk, directory, plan, kept.size)
@@ -288,7 +294,7 @@ def finish(disk: Disk, directory: str, every: int) -> tuple[str, int]:
 
 
 def _carry_out(disk: Disk, directory: str, plan: Shortening, byte: int) -> None:
-    """Let a segment be the last one, and end at that byte."""
+    """Make a segment the last one, and let it end at that byte."""
     _clear(disk, directory, plan)
     file = disk.open(f"{directory}/{log_name(plan.segment)}")
     try:
@@ -299,17 +305,17 @@ def _carry_out(disk: Disk, directory: str, plan: Shortening, byte: int) -> None:
         file.close()
     names = disk.list(directory)
     above = [name for name in names if (floor_of(name) or 0) > plan.end]
-    if above:  # what was purged stays so, and what comes now was not
+    if above:  # purged offsets stay purged; offsets from the new end on will have new messages
         disk.create(f"{directory}/{floor_name(plan.end)}").close()
         disk.sync_directory(directory)
     _remove(disk, directory, above)
     others = [name for name in names if Shortening.of(name) not in (None, plan)]
-    _remove(disk, directory, others)  # first: they speak of what is not there any more
+    _remove(disk, directory, others)  # first, because they are plans for segments that are gone
     _remove(disk, directory, [plan.name])
 
 
 def _clear(disk: Disk, directory: str, plan: Shortening) -> None:
-    """Take away what lies behind that segment, and all that is said of it."""
+    """Remove the segments behind that of the plan, and all index files that the plan makes wrong."""
     names = disk.list(directory)
     indexes = [(index_of(name), name) for name in names]
     of_these = [name for base, name in indexes if base is not None and base >= plan.segment]
@@ -324,12 +330,12 @@ def _clear(disk: Disk, directory: str, plan: Shortening) -> None:
 
 
 def _begin(disk: Disk, directory: str, base: int) -> File:
-    """An empty log, in place of all there is."""
+    """Make an empty log in place of all files; return its first segment."""
     names = disk.list(directory)
     segments = [name for name in names if base_of(name) is not None]
-    tellers = (index_of, floor_of, Shortening.of)
-    said = [name for name in names if any(teller(name) is not None for teller in tellers)]
-    _remove(disk, directory, [*said, *reversed(segments)])
+    parsers = (index_of, floor_of, Shortening.of)
+    records = [name for name in names if any(parse(name) is not None for parse in parsers)]
+    _remove(disk, directory, [*records, *reversed(segments)])
     file = disk.create(f"{directory}/{log_name(base)}")
     disk.sync_directory(directory)
     _remove(disk, directory, [name for name in names if reset_of(name) is not None])
@@ -337,7 +343,7 @@ def _begin(disk: Disk, directory: str, base: int) -> File:
 
 
 def _remove(disk: Disk, directory: str, names: Sequence[str]) -> None:
-    """Take these away, for good."""
+    """Remove these files, durably."""
     for name in names:
         disk.remove(f"{directory}/{name}")
     if names:
@@ -345,15 +351,15 @@ def _remove(disk: Disk, directory: str, names: Sequence[str]) -> None:
 
 
 def _later(names: Iterable[str], segment: int) -> list[int]:
-    """The segments behind that one, in order."""
+    """Return the bases of the segments behind this one, in order."""
     return sorted(base for base in map(base_of, names) if base is not None and base > segment)
 
 
-# ------------------------------------------------------------ what is kept for people
+# ------------------------------------------------------------ files kept for people
 
 
 def _keep(log: StreamLog, name: str, content: Iterator[Sequence[Bytes]]) -> None:
-    """A file with this content, there for good; nothing, if that fails."""
+    """Write a file with this content, durably; leave no file if that fails."""
     path = log._path(name)
     try:
         file = log._disk.create(f"{path}.tmp")
@@ -375,39 +381,39 @@ def _keep(log: StreamLog, name: str, content: Iterator[Sequence[Bytes]]) -> None
 
 
 def _batches(log: StreamLog, offset: int) -> Iterator[Sequence[Bytes]]:
-    """All batches from there on."""
-    while batches := log.read(offset, _CHUNK):
+    """Yield all batches from this offset on."""
+    while batches := log.read(offset, _READ_BYTES):
         yield batches
         offset = head(batches[-1]).end
 
 
 def _bytes(file: File, position: int) -> Iterator[Sequence[Bytes]]:
-    """All bytes from there on, whatever they are."""
-    while data := file.read(position, _CHUNK):
+    """Yield all bytes of a file from this position on, good or bad."""
+    while data := file.read(position, _READ_BYTES):
         yield [data]
         position += len(data)
 
 
 def _next_number(log: StreamLog) -> int:
-    """One that no file beside the log has."""
+    """Return a number that no kept file beside the log has."""
     numbers = [0]
     for name in log._disk.list(log.directory):
-        found = _CUT.fullmatch(name) or _SET.fullmatch(name)
-        if found is not None:
-            numbers.append(int(found[1]))
+        match = _CUT.fullmatch(name) or _SET.fullmatch(name)
+        if match is not None:
+            numbers.append(int(match[1]))
     return max(numbers) + 1
 
 
-def _tidy(log: StreamLog, coming: int | None) -> None:
-    """Only the newest ones are kept, and a set that is coming is one of them; if some cannot be removed, more."""
+def _remove_old_files(log: StreamLog, coming: int | None) -> None:
+    """Remove all kept files but the newest, counting the set `coming` as one of those; ignore errors of the disk."""
     names = log._disk.list(log.directory)
-    for kind, most in ((_CUT, KEPT_CUTS), (_SET, KEPT_SETS)):
-        found = [(int(match[1]), match[0]) for match in map(kind.fullmatch, names) if match]
-        numbers = {number for number, _ in found}
+    for kind, max_files in ((_CUT, MAX_CUT_FILES), (_SET, MAX_DAMAGED_SETS)):
+        files = [(int(match[1]), match[0]) for match in map(kind.fullmatch, names) if match]
+        numbers = {number for number, _ in files}
         if kind is _SET and coming is not None:
             numbers.add(coming)
-        newest = sorted(numbers)[-most:]
-        for number, name in found:
+        newest = sorted(numbers)[-max_files:]
+        for number, name in files:
             if number not in newest:
                 with contextlib.suppress(OSError):
                     log._disk.remove(log._path(name))
