@@ -62,9 +62,9 @@ UNITS_IN_NAMES: Final = frozenset({
     "S", "MS", "US", "NS", "SECONDS", "MINUTES", "HOURS", "DAYS", "BYTES", "BITS", "KIB", "MIB", "GIB", "CHARS",
     *map(str.upper, COUNTED),
 })  # fmt: skip
-NUMBERS_WITHOUT_UNIT: Final = frozenset(
-    {"VERSION", "PORT", "CODE", "STATUS", "FORMAT", "MAGIC", "SEED"}
-)
+NUMBERS_WITHOUT_UNIT: Final = frozenset({
+    "VERSION", "PORT", "CODE", "STATUS", "FORMAT", "MAGIC", "SEED", "RATIO", "SHARE", "FACTOR", "DIVISOR",
+})  # fmt: skip
 """Words in names of constants that are numbers and no quantities."""
 
 _CONSTANT: Final = re.compile(r"_*[A-Z][A-Z0-9_]*")

@@ -89,6 +89,7 @@ def test_a_unit_beside_a_constant_instead_of_in_its_name_is_found(text: str) -> 
         "READ_AHEAD_MESSAGES = 1000  # messages",
         "RATIO = 0.5  # of the memory",
         "VERSION = 3  # messages have IDs since then",
+        "PAUSE_DIVISOR = 8  # keys for each pause",
         "ROUNDS = 3  # as often as messages may be lost",
         "NAME = 'x'  # 20 bytes",
         "PAUSES = (1.0, 2.0)  # seconds",
