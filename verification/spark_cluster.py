@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from railgun.errors import RailgunError
-from railgun.spark.session import LOOPBACK, QUICK_JVM_OPTIONS, find_java
+from railgun.spark.java import find_java
+from railgun.spark.session import LOOPBACK, QUICK_JVM_OPTIONS
 
 __all__ = ["DYNAMIC", "Standalone", "StandaloneError", "standalone"]
 

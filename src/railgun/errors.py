@@ -109,3 +109,15 @@ def represent(value: object) -> str:
     except BaseException as error:
         pass_interrupt(error)
         return f"<{type(value).__name__} that has no repr>"
+
+
+def shortened(value: object, letters: int = 80) -> str:
+    """Return `repr(value)` for a message; of a longer one the beginning, with an ellipsis, and a text in quotes.
+
+    >>> shortened("orders"), shortened("n" * 300, letters=10), shortened([7] * 300, letters=10)
+    ("'orders'", "'nnnnnnn...'", '[7, 7, ...')
+    """
+    if isinstance(value, str):
+        return repr(value if len(value) <= letters else f"{value[: letters - 3]}...")
+    text = represent(value)
+    return text if len(text) <= letters else f"{text[: letters - 3]}..."

@@ -25,7 +25,8 @@ from railgun.cli.loading import Loaded, load
 from railgun.cli.main import main
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.spark.archive import archive_options
-from railgun.spark.session import QUICK_JVM_OPTIONS, SparkSession, find_java
+from railgun.spark.java import find_java
+from railgun.spark.session import QUICK_JVM_OPTIONS, SparkSession
 from railgun.testing.local_workers import SubprocessLauncher
 from railgun.testing.node import Served, served
 

@@ -50,6 +50,7 @@ from railgun.engine.worker.runtime import Environment, Runtime
 from railgun.errors import RailgunError
 from railgun.flows.plan import Plan
 from railgun.hashing import key_hash
+from railgun.storage.errors import StorageError
 from railgun.storage.object_store import disk_error
 from railgun.testing.disks import Crash, Step
 from railgun.testing.world import TICK_US, Process, World
@@ -316,7 +317,7 @@ class Job:
                 self._drive(self.world)
         except Crash as crash:
             self._crashed(str(crash))
-        except SnapshotError as error:  # the driver cannot go on
+        except (SnapshotError, StorageError) as error:  # the driver cannot go on
             if self.world is None or not self._troubled():
                 raise
             self._crashed(str(error))
@@ -337,7 +338,7 @@ class Job:
                 self._finished()
             self._perhaps_mend()
             return
-        except SnapshotError as error:
+        except (SnapshotError, StorageError) as error:
             if not self._troubled():
                 raise
             self.tell(f"run {self._run} cannot begin: {error}")

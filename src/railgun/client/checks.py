@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from railgun.broker.protocol.groups import LONGEST_DELAY
 from railgun.client.errors import StreamsError
+from railgun.errors import shortened
 from railgun.transport.records import MAX_ID_BYTES
 
 DAY_S: Final = 86_400.0
@@ -29,11 +30,6 @@ class BadValueError(StreamsError, ValueError):
         super().__init__("BAD_REQUEST", text)
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def check_text(name: str, value: Any, *, empty: bool = True) -> str:
     """Return `value` if it is a text that UTF-8 can encode; an empty one only if `empty`.
 
@@ -42,7 +38,7 @@ def check_text(name: str, value: Any, *, empty: bool = True) -> str:
     railgun.client.checks.BadValueError: group is text, not 5 (BAD_REQUEST)
     """
     if not isinstance(value, str):
-        raise BadValueError(f"{name} is text, not {_shown(value)}")
+        raise BadValueError(f"{name} is text, not {shortened(value)}")
     if not value and not empty:
         raise BadValueError(f"{name} is empty")
     if not value.isascii():
@@ -95,7 +91,7 @@ def as_bytes(name: str, value: Any) -> bytes:
         return _encoded(name, value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise BadValueError(f"{name} is bytes or text, not {_shown(value)}")
+    raise BadValueError(f"{name} is bytes or text, not {shortened(value)}")
 
 
 def check_list(name: str, value: Any) -> Sequence[Any]:
@@ -105,7 +101,7 @@ def check_list(name: str, value: Any) -> Sequence[Any]:
     """
     refused = isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set)
     if refused or not isinstance(value, Iterable):
-        raise BadValueError(f"{name} is a list, not {_shown(value)}")
+        raise BadValueError(f"{name} is a list, not {shortened(value)}")
     return value if isinstance(value, Sequence) else list(value)
 
 
@@ -122,10 +118,10 @@ def check_id(value: Any) -> bytes:
 def check_headers(value: Any) -> bytes:
     """Return headers (names with values, all text) encoded as JSON, as they are sent."""
     if not isinstance(value, Mapping):
-        raise BadValueError(f"headers are names with values, not {_shown(value)}")
+        raise BadValueError(f"headers are names with values, not {shortened(value)}")
     for key, text in value.items():
         check_text("the name of a header", key)
-        check_text(f"the header {_shown(key)}", text)
+        check_text(f"the header {shortened(key)}", text)
     return json.dumps(dict(value)).encode()
 
 
@@ -140,7 +136,7 @@ def check_seconds(name: str, value: Any, least: float = 0.0, most: float = math.
     railgun.client.checks.BadValueError: delay is 0 to 31622400 seconds (366 days), not 1000000000.0 (BAD_REQUEST)
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise BadValueError(f"{name} is {_limits(least, most)}, not {_shown(value)}")
+        raise BadValueError(f"{name} is {_limits(least, most)}, not {shortened(value)}")
     return float(value)
 
 
@@ -159,7 +155,9 @@ def check_timeout(value: Any) -> float | None:
 def check_whole(name: str, value: Any, least: int, most: int) -> int:
     """Return `value` if it is a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadValueError(f"{name} is a whole number from {least} to {most}, not {_shown(value)}")
+        raise BadValueError(
+            f"{name} is a whole number from {least} to {most}, not {shortened(value)}"
+        )
     return value
 
 
@@ -169,7 +167,7 @@ def check_start(value: Any) -> Any:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_OFFSET:
         return value
-    raise BadValueError(f"start is 'start', 'end' or an offset from 0 on, not {_shown(value)}")
+    raise BadValueError(f"start is 'start', 'end' or an offset from 0 on, not {shortened(value)}")
 
 
 def check_nack(delay: Any, reason: Any, block: Any) -> None:
@@ -182,5 +180,5 @@ def check_nack(delay: Any, reason: Any, block: Any) -> None:
 def check_flag(name: str, value: Any) -> bool:
     """Return `value` if it is True or False."""
     if not isinstance(value, bool):
-        raise BadValueError(f"{name} is True or False, not {_shown(value)}")
+        raise BadValueError(f"{name} is True or False, not {shortened(value)}")
     return value

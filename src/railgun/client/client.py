@@ -780,7 +780,15 @@ class Client:
                 )
             return self._producers[stream]
 
-        transaction = Transaction(begin)
+        async def check() -> None:
+            described = await self.admin("describe", name=stream)
+            if described["settings"]["kind"] != "persistent":
+                raise StreamsError(
+                    "NOT_PERSISTENT",
+                    f"stream {stream!r} is ephemeral: nothing can be staged for it",
+                )
+
+        transaction = Transaction(begin, check)
         try:
             yield transaction
             await transaction.commit()
@@ -808,10 +816,17 @@ class Client:
         return await begin(self, stream, name, epoch, keep, lifetime, session)
 
     def put_staged(
-        self, stream: str, payloads: list[bytes], staging: p.Staging
+        self,
+        stream: str,
+        payloads: list[bytes],
+        staging: p.Staging,
+        wanted: Callable[[], bool] | None = None,
     ) -> asyncio.Future[Any]:
-        """Stage messages of a producer (`Stage.put_soon`); the future is done when they are stored or refused."""
-        return self._publisher.put_staged(stream, payloads, staging, math.inf)
+        """Stage messages of a producer (`Stage.put_soon`); the future is done when they are stored or refused.
+
+        `wanted`: whether they are sent even if no task waits for them any more.
+        """
+        return self._publisher.put_staged(stream, payloads, staging, math.inf, wanted)
 
     # ------------------------------------------------------------ requests
 
@@ -1016,7 +1031,8 @@ class Client:
     async def purge(self, stream: str, before: int | None = None) -> dict[str, int]:
         """Delete all messages of a stream, or those before an offset.
 
-        Return the stream's `first` and `end` offsets, and how many messages were `purged`.
+        An offset within a committed transaction cuts it: its later messages stay. Return the
+        stream's `first` and `end` offsets, and how many messages were `purged`.
         """
         return dict(await self.admin("purge", name=stream, before=before))
 

@@ -34,6 +34,7 @@ from typing import Any, Final
 from railgun.engine.operators.operator import DeadLetter, shorten
 from railgun.flows.errors import ConnectorError
 from railgun.flows.sink import Place, Token, TwoPhaseWriter, Writer
+from railgun.lazy import need_extra
 from railgun.sinks.files import as_json
 from railgun.sinks.staging import Mode, StagedFile, StagedSink, Staging
 
@@ -79,7 +80,8 @@ class Parquet(StagedSink):
 
     def open(self, place: Place) -> Writer[Any]:
         """Return the writer of one worker."""
-        import pyarrow.parquet  # noqa: F401  # loads it now, not with the first items
+        need_extra("pyarrow")  # now, not with the first items
+        import pyarrow.parquet  # noqa: F401
 
         staging = Staging(self.directory, place, ".parquet")
         return _Writer(self, staging, place.transactional and self.mode == "exactly-once")

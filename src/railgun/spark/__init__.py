@@ -2,3 +2,7 @@
 
 Only this package imports pyspark, so that everything else runs and is tested without a JVM.
 """
+
+from railgun.lazy import need_extra
+
+need_extra("pyspark")

@@ -82,7 +82,7 @@ def make_archive(java_home: Path, environ: Mapping[str, str]) -> Path:
 
 def main() -> None:
     """Make the archive and print its path."""
-    from railgun.spark.session import find_java
+    from railgun.spark.java import find_java
 
     print(make_archive(find_java(os.environ), os.environ))
 

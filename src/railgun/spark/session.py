@@ -15,10 +15,7 @@ An active session is the user's: its settings are checked, it is used as it is, 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,15 +29,14 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from railgun.errors import RailgunError
 from railgun.spark import daemon
 from railgun.spark.archive import archive_options
 from railgun.spark.conf import SLOTS, Conf, RefusedConfigurationError, is_local, is_loopback, refuse
+from railgun.spark.java import find_java
 from railgun.spark.starting import SparkStartError, Start, StartGivenUpError
 
 __all__ = [
     "DataFrame",
-    "JavaMissingError",
     "RefusedConfigurationError",
     "SparkSession",
     "SparkStartError",
@@ -53,15 +49,10 @@ __all__ = [
     "session",
 ]
 
-MIN_JAVA_VERSION = 17
 LOOPBACK = "127.0.0.1"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 QUICK_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options that start it sooner and make it slower in the long run: for tests and the demo, not for benchmarks."""
-
-
-class JavaMissingError(RailgunError):
-    """Spark needs a Java runtime, and none is found that is new enough."""
 
 
 def session(
@@ -236,34 +227,6 @@ def _environment_for(settings: Conf, java: Path) -> dict[str, str]:
     if python:  # Spark reads it only from the environment if it is started from Python
         variables["PYSPARK_PYTHON"] = python
     return variables
-
-
-def find_java(environ: Mapping[str, str]) -> Path:
-    """Return the home of a Java runtime for Spark: that of JAVA_HOME, else of the java in the path."""
-    candidates = [environ["JAVA_HOME"] + "/bin/java"] if environ.get("JAVA_HOME") else []
-    in_path = shutil.which("java", path=environ.get("PATH", ""))
-    candidates += [in_path] if in_path else []
-    tried = []
-    for java in candidates:
-        version = java_version(java)
-        if version >= MIN_JAVA_VERSION:
-            return Path(java).resolve().parent.parent
-        tried.append(f"{java} is version {version}" if version else f"{java} does not run")
-    raise JavaMissingError(
-        f"Spark needs Java {MIN_JAVA_VERSION} or newer and found none"
-        + (f" ({'; '.join(tried)})" if tried else "")
-        + ". Start with ./run, which finds or installs one, or set JAVA_HOME."
-    )
-
-
-def java_version(java: str) -> int:
-    """Return the major version of a java command; 0 if it does not run."""
-    try:
-        result = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    match = re.search(r'version "(\d+)', result.stderr + result.stdout)
-    return int(match.group(1)) if match and result.returncode == 0 else 0
 
 
 @contextmanager

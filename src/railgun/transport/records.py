@@ -14,7 +14,8 @@ A batch, little endian::
     32  i64  time        microseconds since 1970, when it was stored
     40  u32  count       of messages
     44  u16  flags       1: it has IDs, 2: it has headers; 4: its unit continues in the next batch, 8: it ends a commit,
-                         16: it is staged
+                         16: it is staged; 8 beside 16: a copy of all that was staged before for its sequence
+                         begins with it
     46  u16  zero
     48  u64  producer    of the commit that this batch ends, or that staged it, by its number in the stream; 0: none
     56  u64  number      of that commit, or of the sequence for which it is staged
@@ -65,6 +66,9 @@ COMMITS: Final = 8
 """The flag of a batch that ends a commit, and names its producer and number."""
 STAGED: Final = 16
 """The flag of a batch that is staged for a commit, and names its producer and sequence."""
+
+ANEW: Final = COMMITS
+"""The flag, beside `STAGED`, of a batch with which a copy of all that was staged for its sequence begins."""
 
 _HEAD: Final = struct.Struct("<4sIIIQQqIHHQQ")
 _PATCHED: Final = struct.Struct("<QQq")

@@ -21,12 +21,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from railgun.engine.snapshots.errors import DamagedError, SnapshotError
 from railgun.engine.snapshots.manifest import Manifest, Part
@@ -34,8 +32,17 @@ from railgun.engine.snapshots.plain import from_json
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.errors import ExitCode
 from railgun.hashing import Hashes, key_hash
+from railgun.lazy import LazyModule
 from railgun.storage.errors import MissingError
 from railgun.storage.object_store import open_disk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:  # of an extra, and slow to import: when they are needed
+    pa = LazyModule("pyarrow")
+    pq = LazyModule("pyarrow.parquet")
+
 
 _COLUMNS: Final = [
     "hash",

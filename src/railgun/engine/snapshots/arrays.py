@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import array
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from railgun.hashing import Hashes
+from railgun.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:  # of an extra, and slow to import: when they are needed
+    pa = LazyModule("pyarrow")
+    pc = LazyModule("pyarrow.compute")
+
 
 ARRAY_MIN_VALUES: Final = 64
 """With fewer values than this, a list is faster than an array."""

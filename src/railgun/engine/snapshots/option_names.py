@@ -42,6 +42,15 @@ def drop(step: str) -> str:
     return f"--drop-state {step}" if _flags.get() else f"drop={{{step!r}}}"
 
 
+def drop_either_way(step: str) -> str:
+    """Name the choice to drop the state of a step both ways: workers do not know how the job was started.
+
+    >>> drop_either_way("total")
+    "--drop-state total (in Python: drop={'total'})"
+    """
+    return f"--drop-state {step} (in Python: drop={{{step!r}}})"
+
+
 def _option(flag: str, argument: str) -> Callable[[], str]:
     return lambda: flag if _flags.get() else argument
 

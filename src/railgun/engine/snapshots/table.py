@@ -32,13 +32,12 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, repeat
 from operator import countOf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from railgun.engine.snapshots.arrays import (
@@ -66,8 +65,17 @@ from railgun.engine.snapshots.errors import (
 from railgun.engine.snapshots.plain import as_json, display_json, from_json, is_unicode
 from railgun.errors import pass_interrupt
 from railgun.hashing import Hashes
+from railgun.lazy import LazyModule
 from railgun.storage.errors import StorageError
 from railgun.transport.pickling import PROTOCOL, dumps, find_unloadable, may_unpickle_later
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:  # of an extra, and slow to import: when they are needed
+    pa = LazyModule("pyarrow")
+    pq = LazyModule("pyarrow.parquet")
+
 
 FORMAT: Final = 1
 
@@ -168,7 +176,7 @@ class TableWriter:
         if self._finished:
             raise SnapshotError(f"step {self.step!r}: a table is finished once")
         self._finished = True
-        schema = _SCHEMA.with_metadata(
+        schema = _schema().with_metadata(
             {
                 "railgun.format": str(FORMAT),
                 "railgun.step": _printable(self.step),
@@ -335,22 +343,26 @@ def _describe(keys: list[Any], values: list[Any], at: int) -> str:
 
 
 _Mixed = list[bytes | None]
-_States = tuple[list[Any] | pa.Array | None, _Mixed | None, int]
-"""The columns `state` and `state_pickle`, each None if it has no values, and their bytes."""
+_States: TypeAlias = "tuple[list[Any] | pa.Array | None, _Mixed | None, int]"
+"""The columns `state` and `state_pickle`, None if there is nothing in one, and their bytes."""
 
-_SCHEMA: Final = pa.schema(
-    [
-        pa.field("hash", pa.int64(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("key_pickle", pa.binary()),
-        pa.field("state", pa.string()),
-        pa.field("state_pickle", pa.binary()),
-        pa.field("timers", pa.binary()),
-        pa.field("ended", pa.bool_(), nullable=False),
-        pa.field("deleted", pa.bool_(), nullable=False),
-        pa.field("version", pa.int32(), nullable=False),
-    ]
-)
+
+@cache
+def _schema() -> pa.Schema:
+    """Return the columns of every table."""
+    return pa.schema(
+        [
+            pa.field("hash", pa.int64(), nullable=False),
+            pa.field("key", pa.string(), nullable=False),
+            pa.field("key_pickle", pa.binary()),
+            pa.field("state", pa.string()),
+            pa.field("state_pickle", pa.binary()),
+            pa.field("timers", pa.binary()),
+            pa.field("ended", pa.bool_(), nullable=False),
+            pa.field("deleted", pa.bool_(), nullable=False),
+            pa.field("version", pa.int32(), nullable=False),
+        ]
+    )
 
 
 def _key_texts(keys: list[Any]) -> list[str]:
@@ -453,7 +465,7 @@ def _open(source: pa.NativeFile, name: str, checked: bool) -> tuple[str, int, pq
             "load it with the version that wrote it, or a newer one."
         )
     fields = {field.name: field for field in file.schema_arrow}
-    if [fields.get(field.name) for field in _SCHEMA] != list(_SCHEMA):
+    if [fields.get(field.name) for field in _schema()] != list(_schema()):
         raise DamagedError(f"{name} has not the columns of a table of a snapshot")
     return metadata[b"railgun.step"].decode(), int(metadata[b"railgun.version"]), file
 
@@ -473,7 +485,7 @@ def _filtered(
         groups = [group for group in groups if by_group[group].any()]
         wanted = np.concatenate([by_group[group] for group in groups] or [wanted[:0]])
     with reading(name):
-        table = file.read_row_groups(groups, columns=_SCHEMA.names, use_threads=False)
+        table = file.read_row_groups(groups, columns=_schema().names, use_threads=False)
         hashes = hashes_of(table["hash"])
     if wanted is not None and not wanted.all():
         return hashes[wanted], table.filter(bits(wanted))
