@@ -36,10 +36,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from railgun.engine.protocol.rescale.coordinator import Coordinator
-from railgun.engine.protocol.rescale.distributor import Distributor
 from verification.groups import mutants as delivery_mutants
 from verification.ingest import exploration as feeding
 from verification.ingest import mutants as feeding_mutants
+from verification.mutation import Verdict, hunt_seeds, verdict_of
 from verification.producers import (
     model as producer_model,
 )
@@ -212,23 +212,24 @@ def explore_seed(scenario: Scenario) -> bool:
     return seed_explorer(scenario).run().violation is not None
 
 
-def hunt(name: str, seeds: int) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, seeds: int) -> Verdict:
+    """Explore and simulate the mutant of the rescale rules called `name`, with up to `seeds` schedules."""
     kind, look_at = MUTANTS[name]
+    if issubclass(kind, Coordinator):
+        return hunt_seeds(
+            name,
+            range(seeds),
+            lambda seed: simulate(seed, 0.3, coordinate=kind),
+            label="simulator, seed",
+        )
     if look_at != "simulator":
-        assert issubclass(kind, Distributor)
         for scenario in hunting_grounds(look_at):
-            found = scenario.explorer(kind).run(limit=400_000)
-            if found.violation is not None:
-                return name, f"explorer, {len(found.story)} steps", str(found.violation)
-    for seed in range(seeds):
-        if issubclass(kind, Coordinator):
-            outcome = simulate(seed, 0.3, coordinate=kind)
-        else:
-            outcome = simulate(seed, 0.3, make=kind)
-        if outcome.violation is not None:
-            return name, f"simulator, seed {seed}", str(outcome.violation)
-    return name, "", ""
+            verdict = verdict_of(name, scenario.explorer(kind).run(limit=400_000))
+            if verdict[1]:
+                return verdict
+    return hunt_seeds(
+        name, range(seeds), lambda seed: simulate(seed, 0.3, make=kind), label="simulator, seed"
+    )
 
 
 def hunting_grounds(look_at: str) -> Iterator[Scenario]:

@@ -26,6 +26,7 @@ from railgun.broker.protocol.groups.persisted import Mark
 from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.errors import ProtocolError
 from verification.groups.model import STORIES, play
+from verification.mutation import Verdict, registrar
 
 HISTORIES = 1_600
 """Histories in which a mutant is looked for."""
@@ -38,13 +39,11 @@ MUTANTS: dict[str, type[Group]] = {}
 
 def mutant(kind: Kind) -> Kind:
     """Register a mutant under the first line of its docstring."""
-    assert kind.__doc__ is not None
-    MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind
-    return kind
+    return registrar(MUTANTS, lambda kind: kind)(kind)
 
 
-def hunt(name: str, histories: int = HISTORIES) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, histories: int = HISTORIES) -> Verdict:
+    """Check the mutant with all stories, then with seeded histories, until one fails."""
     for story in STORIES:
         try:
             story(MUTANTS[name])

@@ -20,6 +20,7 @@ from railgun.engine.protocol.ingest.registry import Active, Inactive, Left, Regi
 from railgun.engine.protocol.ingest.sender import Sender, Sent
 from railgun.engine.protocol.ingest.table import Entry, Ids, State, Table
 from verification.ingest.exploration import Case, Rules, explore
+from verification.mutation import Verdict, registrar, verdict_of
 
 Kind = TypeVar("Kind", bound=type[Table] | type[Registry] | type[Sender])
 
@@ -35,29 +36,24 @@ RACE = Case(messages=2, connectors=2, closes=0)
 
 
 def mutant(case: Case) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
+    """Register a mutant under the first line of its docstring; `case` shows the violation."""
 
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
+    def entry(kind: Kind) -> tuple[Rules, Case]:
         field = next(
             name
             for name, base in (("table", Table), ("registry", Registry), ("sender", Sender))
             if issubclass(kind, base)
         )
         rules: dict[str, Any] = {field: kind}
-        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = (Rules(**rules), case)
-        return kind
+        return Rules(**rules), case
 
-    return register
+    return registrar(MUTANTS, entry)
 
 
-def hunt(name: str) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str) -> Verdict:
+    """Explore the case of the mutant called `name`."""
     rules, case = MUTANTS[name]
-    found = explore(case, rules)
-    if found.violation is None:
-        return name, "", ""
-    return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    return verdict_of(name, explore(case, rules))
 
 
 # ---------------------------------------------------------------- the worker's table

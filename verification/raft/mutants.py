@@ -22,6 +22,7 @@ from railgun.broker.protocol.raft.messages import (
 )
 from railgun.broker.protocol.raft.progress import Mode
 from railgun.broker.protocol.raft.state import Role
+from verification.mutation import Verdict, hunt_seeds, registrar, verdict_of
 from verification.raft.model import Case, explore
 from verification.raft.world import Habits, simulate
 
@@ -32,28 +33,16 @@ MUTANTS: dict[str, tuple[type[Raft], Habits, int | Case]] = {}
 
 
 def mutant(shows: int | Case) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
-
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
-        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind, Habits(), shows
-        return kind
-
-    return register
+    """Register a mutant under the first line of its docstring; the seed or case `shows` the violation."""
+    return registrar(MUTANTS, lambda kind: (kind, Habits(), shows))
 
 
-def hunt(name: str, seeds: int = 1_000) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, seeds: int = 1_000) -> Verdict:
+    """Explore the case of the mutant called `name`, or simulate its seed and then up to `seeds` others."""
     kind, habits, shows = MUTANTS[name]
     if isinstance(shows, Case):
-        found = explore(shows, kind, habits)
-        how = f"explorer, {len(found.story)} steps"
-        return name, how if found.violation else "", str(found.violation or "")
-    for seed in (shows, *range(seeds)):
-        outcome = simulate(seed, kind, habits)
-        if outcome.violation is not None:
-            return name, f"seed {seed}", str(outcome.violation)
-    return name, "", ""
+        return verdict_of(name, explore(shows, kind, habits))
+    return hunt_seeds(name, (shows, *range(seeds)), lambda seed: simulate(seed, kind, habits))
 
 
 # ---------------------------------------------------------------- the driver

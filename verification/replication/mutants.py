@@ -25,6 +25,7 @@ from railgun.broker.protocol.replication.messages import (
 )
 from railgun.broker.protocol.replication.replica import Replica
 from railgun.broker.protocol.replication.standing import LOST, Standing, agree
+from verification.mutation import Verdict, hunt_seeds, registrar, verdict_of
 from verification.replication.model import Case, explore
 from verification.replication.node import Habits
 from verification.replication.world import simulate
@@ -40,33 +41,25 @@ UNITS: Final = Case("ab", "ab", units="11", crashes="10")
 
 
 def mutant(shows: int | Case | None) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
+    """Register a mutant under the first line of its docstring.
 
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
-        name = kind.__doc__.splitlines()[0].rstrip(".")
-        habits = Habits(master=kind) if issubclass(kind, Master) else Habits(replica=kind)
-        if shows is None:
-            EQUAL[name] = habits
-        else:
-            MUTANTS[name] = habits, shows
-        return kind
+    The seed or case `shows` the violation; None: nothing shows one, and the mutant goes to `EQUAL`.
+    """
 
-    return register
+    def habits(kind: Kind) -> Habits:
+        return Habits(master=kind) if issubclass(kind, Master) else Habits(replica=kind)
+
+    if shows is None:
+        return registrar(EQUAL, habits)
+    return registrar(MUTANTS, lambda kind: (habits(kind), shows))
 
 
-def hunt(name: str, seeds: int = 1_000) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, seeds: int = 1_000) -> Verdict:
+    """Explore the case of the mutant called `name`, or simulate its seed and then up to `seeds` others."""
     habits, shows = MUTANTS[name]
     if isinstance(shows, Case):
-        found = explore(shows, habits)
-        how = f"explorer, {len(found.story)} steps"
-        return name, how if found.violation else "", str(found.violation or "")
-    for seed in (shows, *range(seeds)):
-        outcome = simulate(seed, habits)
-        if outcome.violation is not None:
-            return name, f"seed {seed}", str(outcome.violation)
-    return name, "", ""
+        return verdict_of(name, explore(shows, habits))
+    return hunt_seeds(name, (shows, *range(seeds)), lambda seed: simulate(seed, habits))
 
 
 @contextmanager

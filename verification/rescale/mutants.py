@@ -27,6 +27,7 @@ from railgun.engine.protocol.rescale.machine import Machine
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.rescale.phase import Phase
 from railgun.hashing import Hashes
+from verification.mutation import registrar
 
 Kind = TypeVar("Kind", bound=type[Distributor] | type[Coordinator])
 
@@ -35,14 +36,8 @@ MUTANTS: dict[str, tuple[type[Distributor] | type[Coordinator], str]] = {}
 
 
 def mutant(look_at: str) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
-
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
-        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = (kind, look_at)
-        return kind
-
-    return register
+    """Register a mutant under the first line of its docstring; `look_at` is where it shows its fault."""
+    return registrar(MUTANTS, lambda kind: (kind, look_at))
 
 
 def with_phase(phase: type[Phase]) -> dict[str, type[Phase]]:

@@ -28,6 +28,7 @@ from railgun.engine.operators.stateful import StatefulSteps
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.worker import loading
 from railgun.engine.worker.saver import Saver
+from verification.mutation import Verdict, hunt_seeds
 from verification.rewriting import rewritten
 from verification.snapshots.crashes import Change, Outcome, simulate
 
@@ -52,13 +53,10 @@ class Rewrite:
         return simulate(seed, self.changes)
 
 
-def hunt(name: str, seeds: int = SEEDS) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
-    for seed in (_HINTS.get(name, 0), *range(seeds)):
-        violation = MUTANTS[name].simulate(seed).violation
-        if violation is not None:
-            return name, f"crashes, seed {seed}", str(violation)
-    return name, "", ""
+def hunt(name: str, seeds: int = SEEDS) -> Verdict:
+    """Simulate jobs with the mutant called `name`: the seed of `_HINTS` first, then up to `seeds` others."""
+    order = (_HINTS.get(name, 0), *range(seeds))
+    return hunt_seeds(name, order, MUTANTS[name].simulate, label="crashes, seed")
 
 
 def _one(owner: Any, name: str, old: str, new: str) -> Rewrite:

@@ -31,6 +31,7 @@ from railgun.engine.worker.runtime import Runtime
 from railgun.engine.worker.saver import Saver
 from railgun.flows.sink import Token, TwoPhaseSink
 from railgun.testing.disks import Step
+from verification.mutation import Verdict, hunt_seeds, registrar
 from verification.snapshots.crashes import Change, Outcome, simulate
 from verification.snapshots.external_systems import Drawer
 
@@ -58,23 +59,14 @@ Make = Callable[[], list[Change]]
 
 
 def mutant(hint: int = 0) -> Callable[[Make], Make]:
-    """Register a mutant; for one that few seeds notice, one that does."""
-
-    def register(make: Make) -> Make:
-        assert make.__doc__ is not None
-        MUTANTS[make.__doc__.splitlines()[0].rstrip(".")] = Mutant(make(), hint=hint)
-        return make
-
-    return register
+    """Register a mutant under the first line of its docstring; the seed `hint` notices the mutant."""
+    return registrar(MUTANTS, lambda make: Mutant(make(), hint=hint))
 
 
-def hunt(name: str, seeds: int = SEEDS) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
-    for seed in (MUTANTS[name].hint, *range(seeds)):
-        violation = MUTANTS[name].simulate(seed).violation
-        if violation is not None:
-            return name, f"crashes, seed {seed}", str(violation)
-    return name, "", ""
+def hunt(name: str, seeds: int = SEEDS) -> Verdict:
+    """Simulate jobs with the mutant called `name`: the seed of its hint first, then up to `seeds` others."""
+    order = (MUTANTS[name].hint, *range(seeds))
+    return hunt_seeds(name, order, MUTANTS[name].simulate, label="crashes, seed")
 
 
 # ---------------------------------------------------------------- the disk
