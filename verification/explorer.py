@@ -171,7 +171,7 @@ class Explorer:
                     seen.add(following)
                     todo.append(following)
                     if shortest:
-                        parents[following] = (state, self.told(step))
+                        parents[following] = (state, self.as_step(step))
         result.states = len(seen)
         if result.violation is not None and not shortest:
             again = self.run(shortest=True, accept=accept)
@@ -321,7 +321,7 @@ class Explorer:
         """The number of a link with these messages, in their numbers."""
         return self._intern_link(tuple(content))
 
-    def told(self, step: tuple[int, Any, int]) -> Step:
+    def as_step(self, step: tuple[int, Any, int]) -> Step:
         """A step, for a story."""
         index, event, sender = step
         if isinstance(event, str):
@@ -337,7 +337,7 @@ class Explorer:
         violation: Violation,
         accept: Callable[[Violation, list[Step]], bool] | None,
     ) -> bool:
-        story = [] if last is None else [self.told(last)]
+        story = [] if last is None else [self.as_step(last)]
         before = parents.get(state)
         while before is not None:
             story.append(before[1])

@@ -256,7 +256,7 @@ def hunting_grounds(look_at: str) -> Iterator[Scenario]:
 def explore_feeding(case: feeding.Case) -> tuple[feeding.Case, int, str]:
     """All of what connectors, workers and a controller can do in a case."""
     found = feeding.explore(case)
-    told = "" if found.violation is None else "\n".join([str(case), *feeding.told(found)])
+    told = "" if found.violation is None else "\n".join([str(case), *feeding.story_lines(found)])
     return case, found.states, told
 
 
@@ -265,14 +265,14 @@ def explore_raft(case: raft_model.Case, limit: int) -> tuple[raft_model.Case, in
     found = raft_model.explore(case, limit=limit)
     told = ""
     if found.violation is not None:
-        told = "\n".join([str(case), *raft_model.told(found.story), f"  {found.violation}"])
+        told = "\n".join([str(case), *raft_model.story_lines(found.story), f"  {found.violation}"])
     return case, found.states, told
 
 
 def run_world(seed: int) -> tuple[Counter[str], str]:
     """One simulated cluster; the end of its story if it fails."""
     outcome = raft_world.simulate(seed)
-    return outcome.tally, "" if outcome.violation is None else outcome.told()
+    return outcome.tally, "" if outcome.violation is None else outcome.story_end()
 
 
 def explore_copies(
@@ -282,7 +282,7 @@ def explore_copies(
     found = replication_model.explore(case, limit=limit)
     told = ""
     if found.violation is not None:
-        lines = replication_model.told(case, found.story)
+        lines = replication_model.story_lines(case, found.story)
         told = "\n".join([str(case), *lines, f"  {found.violation}"])
     return case, found.states, found.complete, told
 
@@ -290,7 +290,7 @@ def explore_copies(
 def run_copies(seed: int) -> tuple[Counter[str], str]:
     """One simulated world of copies; the end of its story if it fails."""
     outcome = replication_world.simulate(seed)
-    return outcome.tally, "" if outcome.violation is None else outcome.told()
+    return outcome.tally, "" if outcome.violation is None else outcome.story_end()
 
 
 def explore_producers(

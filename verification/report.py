@@ -54,8 +54,9 @@ class Report:
         >>> report = Report("example")
         >>> report.check("answers", 42, "answers", goal="= 42", passed=True)
         >>> print(report.as_json())
-        {"name": "example", "pass": true, "checks": [{"name": "answers", "value": 42, "unit": "answers", "goal": "= 42", "pass": true}]}
-        """  # noqa: E501
+        {"name": "example", "pass": true, "checks": [{"name": "answers", "value": 42, "unit": "answers", "goal": "= 42",
+        "pass": true}]}
+        """
         checks = []
         for check in self.checks:
             row = asdict(check)

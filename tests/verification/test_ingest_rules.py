@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from verification.explorer import State
 from verification.ingest import mutants as feeding_mutants
-from verification.ingest.exploration import Case, Rules, Tidy, explore, new_explorer, told
+from verification.ingest.exploration import Case, Rules, Tidy, explore, new_explorer, story_lines
 from verification.ingest.mutants import MUTANTS
 from verification.ingest.world import DEEDS, simulate
 from verification.mutation import mutant_name
@@ -32,7 +32,7 @@ NAMED = {
 def test_the_faults_of_the_original_protocol_are_found_with_a_story(name: str) -> None:
     rules, case = MUTANTS[name]
     found = explore(case, rules)
-    story = "\n".join(told(found))
+    story = "\n".join(story_lines(found))
     assert NAMED[name] in story.splitlines()[-1]
     assert "connector 1 → worker" in story
     assert len(found.story) < 25

@@ -29,12 +29,12 @@ from verification.groups.model import STORIES, play
 from verification.mutation import Verdict, registrar
 
 HISTORIES = 1_600
-"""Histories in which a mutant is looked for."""
+"""How many seeded histories to check a mutant with."""
 CAUGHT = (AssertionError, ProtocolError, DeliveryError, AttributeError, ValueError, KeyError)
 Kind = TypeVar("Kind", bound=type[Group])
 
 MUTANTS: dict[str, type[Group]] = {}
-"""By what is changed: the machine."""
+"""The mutants: the changed rule, and the machine that breaks it."""
 
 
 def mutant(kind: Kind) -> Kind:

@@ -197,17 +197,17 @@ def _found(
     last: tuple[int, Any, int] | None,
     violation: Violation,
 ) -> Explored:
-    story = [] if last is None else [explorer.told(last)]
+    story = [] if last is None else [explorer.as_step(last)]
     before = came[at]
     while before is not None:
-        story.append(explorer.told(before[1]))
+        story.append(explorer.as_step(before[1]))
         before = came[before[0]]
     result.states = len(number)
     result.violation, result.story = violation, story[::-1]
     return result
 
 
-def told(explored: Explored) -> list[str]:
+def story_lines(explored: Explored) -> list[str]:
     """The story that leads to a violation, in words."""
     case = explored.case
 
@@ -228,7 +228,9 @@ def told(explored: Explored) -> list[str]:
 
 def _in_words(message: Sequence[Any]) -> str:
     what, *more = message
-    return " ".join([what, *(one.name if isinstance(one, Reason) else str(one) for one in more)])
+    return " ".join(
+        [what, *(reason.name if isinstance(reason, Reason) else str(reason) for reason in more)]
+    )
 
 
 CASES: Final = (

@@ -1,4 +1,4 @@
-"""Mutants of `engine.protocol.ingest`: one rule changed, which the exploration in `feeding` must find."""
+"""Mutants of `engine.protocol.ingest`: one rule changed, which `exploration` must find."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from verification.mutation import Verdict, registrar, verdict_of
 Kind = TypeVar("Kind", bound=type[Table] | type[Registry] | type[Sender])
 
 MUTANTS: dict[str, tuple[Rules, Case]] = {}
-"""By what is changed: the machines, and a case that shows it."""
+"""The mutants: the changed rule, the machines, and a case that shows the violation."""
 
 PLAIN = Case(messages=2, closes=1)
 CRASH = Case(messages=1, closes=0, crashes=1)

@@ -296,16 +296,16 @@ class FedWorld(World):
     def _fed_things(self) -> list[Callable[[], None]]:
         there = {process.worker: door for process, door in self.doors.items()}
         things: list[Callable[[], None]] = []
-        for one in self.connectors:
-            if one.inbox:
-                things.append(partial(self._deliver, one))
-            if one.worker is not None and one.worker not in there:
-                things.append(partial(self._lose, one))
-            elif one.worker is None:
-                if there and not one.done and one.rests <= self.steps:
-                    things.append(partial(self._connect, one, self._some_door(there)))
+        for connector in self.connectors:
+            if connector.inbox:
+                things.append(partial(self._deliver, connector))
+            if connector.worker is not None and connector.worker not in there:
+                things.append(partial(self._lose, connector))
+            elif connector.worker is None:
+                if there and not connector.done and connector.rests <= self.steps:
+                    things.append(partial(self._connect, connector, self._some_door(there)))
             else:
-                things += self._session_things(one, there[one.worker])
+                things += self._session_things(connector, there[connector.worker])
         return things
 
     def _session_things(self, one: SimulatedConnector, door: _Door) -> list[Callable[[], None]]:
@@ -475,7 +475,9 @@ class FedJob:
             if self.violation is not None:
                 raise self.violation
             if step % 5 == 0:  # time passes, so snapshots are taken
-                world.life_now += 20_000 if any(one.sends for one in self.connectors) else 100_000
+                world.life_now += (
+                    20_000 if any(connector.sends for connector in self.connectors) else 100_000
+                )
                 world.do(world.life.tick(world.life_now))
             if world.life.state in ("failed", "finished"):
                 raise Violation("ended", f"the flow is {world.life.state}: {world.life.cause}")
@@ -484,7 +486,7 @@ class FedJob:
                 if self._do(world, self.deeds.popleft()):
                     self._close(world, keeper)
                     return False
-            if not self.deeds and all(one.done for one in self.connectors):
+            if not self.deeds and all(connector.done for connector in self.connectors):
                 self._finish(world)
                 self._close(world, keeper)
                 return True
@@ -533,9 +535,9 @@ class FedJob:
 
     def _close(self, world: FedWorld, keeper: Storekeeper) -> None:
         world.connectors = ()
-        for one in self.connectors:
-            one.worker, one.rests = None, 0
-            one.sender.lost()
+        for connector in self.connectors:
+            connector.worker, connector.rests = None, 0
+            connector.sender.lost()
         keeper.close()
 
     # ------------------------------------------------------------ what must hold

@@ -237,7 +237,7 @@ def explore(
     return RaftExplorer(nodes).run(limit=limit)
 
 
-def told(story: Sequence[Step]) -> list[str]:
+def story_lines(story: Sequence[Step]) -> list[str]:
     """A story in words."""
     lines = []
     for step in story:

@@ -29,7 +29,7 @@ from verification.raft.world import Habits, simulate
 Kind = TypeVar("Kind", bound=type[Raft])
 
 MUTANTS: dict[str, tuple[type[Raft], Habits, int | Case]] = {}
-"""By what is changed: the machine, the driver, and a seed or a case that shows it."""
+"""The mutants: the changed rule, the machine, the driver, and a seed or a case that shows the violation."""
 
 
 def mutant(shows: int | Case) -> Callable[[Kind], Kind]:

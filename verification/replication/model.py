@@ -259,7 +259,7 @@ def explore(case: Case, habits: Habits | None = None, limit: int | None = None) 
     return CopyExplorer(beginning(case, habits or Habits())).run(limit=limit)
 
 
-def told(case: Case, story: Sequence[Step]) -> list[str]:
+def story_lines(case: Case, story: Sequence[Step]) -> list[str]:
     """A story in words."""
     names, lines = case.nodes + case.learners + ORACLE, []
     for step in story:

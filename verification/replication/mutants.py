@@ -33,9 +33,9 @@ from verification.replication.world import simulate
 Kind = TypeVar("Kind", bound=type[Master] | type[Replica])
 
 MUTANTS: dict[str, tuple[Habits, int | Case]] = {}
-"""By what is changed: what nodes do, and a seed or a case that shows it."""
+"""The mutants: the changed rule, the behaviour of the nodes, and a seed or a case that shows the violation."""
 EQUAL: dict[str, Habits] = {}
-"""Those that are not found."""
+"""Changed rules that violate nothing."""
 LOSS: Final = Case("abc", "c", warm=2, damages="010")
 UNITS: Final = Case("ab", "ab", units="11", crashes="10")
 
@@ -63,10 +63,10 @@ def hunt(name: str, seeds: int = 1_000) -> Verdict:
 
 
 @contextmanager
-def swapped(owner: Any, name: str, other: Any) -> Iterator[None]:
-    """For a while, something else stands under a name."""
+def swapped(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replace the attribute `name` of `owner` by `replacement` within the block."""
     before = getattr(owner, name)
-    setattr(owner, name, other)
+    setattr(owner, name, replacement)
     try:
         yield
     finally:

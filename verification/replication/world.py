@@ -421,7 +421,7 @@ class Outcome:
     violation: Violation | None = None
     story: list[str] = field(default_factory=list)
 
-    def told(self, last: int = 60) -> str:
+    def story_end(self, last: int = 60) -> str:
         """The end of the story."""
         return "\n".join([f"seed {self.seed}", *self.story[-last:], f"  {self.violation}"])
 

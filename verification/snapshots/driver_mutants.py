@@ -32,7 +32,7 @@ from verification.mutation import Verdict, hunt_seeds
 from verification.rewriting import rewritten
 from verification.snapshots.crashes import Change, Outcome, simulate
 
-SEEDS: Final = 600  # within which each is found
+SEEDS: Final = 600  # enough to notice each mutant
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Rewrite:
 
     @cached_property
     def changes(self) -> list[Change]:
-        """Return what to put in the place of what."""
+        """Return the rewritten function, with its owner and name."""
         return [rewritten(self.owner, self.name, *self.edits)]
 
     def simulate(self, seed: int) -> Outcome:
-        """Run one job with it."""
+        """Simulate one job with the rewritten function."""
         return simulate(seed, self.changes)
 
 
@@ -364,7 +364,7 @@ MUTANTS: Final[dict[str, Rewrite]] = {
     **_STORE,
     **_TIME,
 }
-"""By what goes wrong."""
+"""The mutants, by the fault that each has."""
 
 _HINTS: Final[Mapping[str, int]] = {
     "Rows of a file are put in before the deletions of the next file": 290,
@@ -387,4 +387,4 @@ _HINTS: Final[Mapping[str, int]] = {
     "The keys that come when there are too many for all to count as changed are not noted": 369,
     "Whoever loads does not make sure that the manifest is there for good": 441,
 }
-"""Seeds that have noticed those that few seeds notice."""
+"""Seeds that notice the mutants that few seeds notice."""

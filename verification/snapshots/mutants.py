@@ -1,6 +1,6 @@
-"""Mutants of saving and loading: the production code with one thing done wrong. The simulation must notice each.
+"""Mutants of saving and loading: production code with one rule broken. The simulation must notice each.
 
-Each is a function that returns what to put in the place of what; its docstring says what is wrong then.
+Each is a function that returns the attributes to replace; its docstring states the broken rule.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from verification.mutation import Verdict, hunt_seeds, registrar
 from verification.snapshots.crashes import Change, Outcome, simulate
 from verification.snapshots.external_systems import Drawer
 
-SEEDS: Final = 600  # within which each is found
+SEEDS: Final = 600  # enough to notice each mutant
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """What is put in the place of what; and which steps of writes are left out."""
+    """The attributes to replace, and the steps of writes to leave out."""
 
     changes: Sequence[Change]
     without: Sequence[Step] = ()
     hint: int = 0
-    """A seed that has noticed it."""
+    """A seed that notices the mutant."""
 
     def simulate(self, seed: int) -> Outcome:
-        """One job with it."""
+        """Simulate one job with the mutant."""
         return simulate(seed, self.changes, self.without)
 
 
