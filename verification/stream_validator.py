@@ -1,4 +1,4 @@
-"""Whether what came out of a flow is what went in, stream by stream: nothing lost, nothing twice, in order."""
+"""Check that the output of a flow is its input, stream by stream: nothing lost, nothing twice, in order."""
 
 from __future__ import annotations
 

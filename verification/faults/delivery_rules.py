@@ -107,15 +107,19 @@ def check_group(
         if ack.confirmed and (ack.offset not in confirmed or ack.end < confirmed[ack.offset].end):
             confirmed[ack.offset] = ack
     for delivery in facts.deliveries:
-        ack = confirmed.get(delivery.offset)
-        if ack is not None and delivery.came > ack.end + transit:
+        earlier = confirmed.get(delivery.offset)
+        if earlier is not None and delivery.came > earlier.end + transit:
             text = f"{delivery.offset} came to {delivery.consumer} of {facts.name} after its ack was confirmed"
-            findings.add("redelivered", text, ack, delivery)
+            findings.add("redelivered", text, earlier, delivery)
     for position in facts.positions:
-        ack = confirmed.get(position.floor)
-        if ack is not None and ack.end < position.begin and position.floor < position.stream_end:
+        earlier = confirmed.get(position.floor)
+        if (
+            earlier is not None
+            and earlier.end < position.begin
+            and position.floor < position.stream_end
+        ):
             text = f"{facts.name} stands at {position.floor}, of which the ack was confirmed before"
-            findings.add("backwards", text, ack, position)
+            findings.add("backwards", text, earlier, position)
     if any(delivery.exclusive for delivery in facts.deliveries):
         _exclusive(facts, transit, findings)
     if facts.drain is not None:

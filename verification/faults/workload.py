@@ -28,7 +28,7 @@ from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
 from railgun.client.message import Message
 from railgun.client.subscription import Subscription
 from verification.faults.history import (
-    SURE,
+    NOT_STORED_CODES,
     Acked,
     Acks,
     Delivery,
@@ -293,7 +293,7 @@ class Publisher(Worker):
             outcome, offset, code = "ok", error.offset, error.code
         except (StreamsError, TimeoutError) as error:
             code = code_of(error)
-            if code in SURE and not with_id:
+            if code in NOT_STORED_CODES and not with_id:
                 outcome = "failed"
             elif with_id:
                 self._doubtful.append((value, acks))

@@ -24,7 +24,17 @@ from verification.fork import fingerprint, fork
 from verification.ingest.model import CONTROLLER, Case, ConnectorNode, Controller, Rules, WorkerNode
 from verification.rescale.model import Violation
 
-__all__ = ["CASES", "LARGE", "Case", "Explored", "Rules", "Tidy", "explore", "new_explorer", "told"]
+__all__ = [
+    "CASES",
+    "LARGE",
+    "Case",
+    "Explored",
+    "Rules",
+    "Tidy",
+    "explore",
+    "new_explorer",
+    "story_lines",
+]
 
 
 @dataclass(slots=True)

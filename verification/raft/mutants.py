@@ -1,7 +1,7 @@
 """Mutants of `broker.protocol.raft` and of its driver: one rule changed, which must be found.
 
-By the exploration (`raft_model`) of a case, or by the simulation (`raft_world`): a seed that shows it, and if that has
-changed, others.
+The exploration (`raft_model`) of a case finds the change, or the simulation (`raft_world`): a seed that shows it, and
+other seeds if the schedule of that seed has changed.
 """
 
 from __future__ import annotations
@@ -185,11 +185,18 @@ class TakesAnything(Raft):
 
     __slots__ = ()
 
-    def append(self, sender: Id, told: Append, now: float) -> None:
-        term = self.log.term(told.prev_index)
-        if term is not None and told.prev_index >= self.commit:
-            told = Append(told.term, told.prev_index, term, told.entries, told.commit, told.round)
-        super().append(sender, told, now)
+    def append(self, sender: Id, message: Append, now: float) -> None:
+        term = self.log.term(message.prev_index)
+        if term is not None and message.prev_index >= self.commit:
+            message = Append(
+                message.term,
+                message.prev_index,
+                term,
+                message.entries,
+                message.commit,
+                message.round,
+            )
+        super().append(sender, message, now)
 
 
 @mutant(2)
@@ -228,8 +235,8 @@ class NoticesNoLoss(Raft):
         if beat and progress.mode is Mode.STREAM and self.log.term(progress.match) is not None:
             term = self.log.term(progress.match)
             assert term is not None
-            told = Append(self.term, progress.match, term, (), self.commit, self.round)
-            self.early.append((to, told))
+            message = Append(self.term, progress.match, term, (), self.commit, self.round)
+            self.early.append((to, message))
         else:
             super().feed(to, beat=beat, empty=empty)
 
@@ -240,10 +247,10 @@ class MixesPieces(Raft):
 
     __slots__ = ()
 
-    def install(self, sender: Id, told: Install, now: float) -> None:
-        if self.incoming is not None and self.incoming[0][2] == told.snapshot:
-            self.incoming = (sender, told.term, told.snapshot, told.size), self.incoming[1]
-        super().install(sender, told, now)
+    def install(self, sender: Id, message: Install, now: float) -> None:
+        if self.incoming is not None and self.incoming[0][2] == message.snapshot:
+            self.incoming = (sender, message.term, message.snapshot, message.size), self.incoming[1]
+        super().install(sender, message, now)
 
 
 # ---------------------------------------------------------------- reads

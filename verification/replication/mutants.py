@@ -1,8 +1,8 @@
 """Mutants of `broker.protocol.replication` and of its driver: one rule changed, which must be found.
 
-By the exploration (`replication_model`) of a case, or by the simulation (`replication_world`): a seed that shows it,
-and if that has changed, others. Those under `EQUAL` were written too, and are not found; docs/design/replication.md
-says why.
+The exploration (`replication_model`) of a case finds the change, or the simulation (`replication_world`): a seed that
+shows it, and other seeds if the schedule of that seed has changed. The changes in `EQUAL` break no property;
+docs/design/replication.md says why.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class TrustsTheLost(Master):
     __slots__ = ()
 
     def _standings(self) -> dict[Id, Standing]:
-        told = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
-        told[self.id] = self.copy.standing()
-        return {n: replace(s, label=max(0, s.label)) for n, s in told.items()}
+        standings = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
+        standings[self.id] = self.copy.standing()
+        return {n: replace(s, label=max(0, s.label)) for n, s in standings.items()}
 
 
 @mutant(4)
@@ -428,14 +428,14 @@ class ForgetsItsLoss(Replica):
     __slots__ = ()
 
     def _advance(self) -> list[Command]:
-        told, has = self._master_safe, self._has_groups
+        master_safe, has = self._master_safe, self._has_groups
         self._has_groups = True
         if self.copy.label == LOST:
-            self._master_safe = min(told, self.start or 0)
+            self._master_safe = min(master_safe, self.start or 0)
         try:
             return super()._advance()
         finally:
-            self._master_safe, self._has_groups = told, has
+            self._master_safe, self._has_groups = master_safe, has
 
 
 @mutant(LOSS)
@@ -579,8 +579,8 @@ class LeadsWithAHalf(Master):
     __slots__ = ()
 
     def _label_if_whole(self) -> list[Command]:
-        told = super()._label_if_whole()
-        return [Label(self.epoch, groups=True) if isinstance(c, CutHalf) else c for c in told]
+        commands = super()._label_if_whole()
+        return [Label(self.epoch, groups=True) if isinstance(c, CutHalf) else c for c in commands]
 
 
 @mutant(UNITS)
