@@ -174,9 +174,9 @@ class Storm:
 
 def drive() -> None:
     """Run the flow of a storm: settings on the first line of stdin, then orders; events go to stdout."""
-    settings = json.loads(sys.stdin.readline())
-    workers = settings.pop("workers")
-    storm = Storm(**settings)
+    orders = json.loads(sys.stdin.readline())
+    workers = orders.pop("workers")
+    storm = Storm(**orders)
     launcher: Launcher | None = None if storm.spark else SubprocessLauncher()
     settings = Settings(
         hang_after=HANG_AFTER if not storm.spark else 2 * HANG_AFTER,

@@ -38,13 +38,12 @@ def find_program(
     argument that the program must answer to.
     """
     environment = dict(os.environ)
-    path = shutil.which(name)
-    if path is not None:
-        return path, environment
+    installed = shutil.which(name)
+    if installed is not None:
+        return installed, environment
     home.parent.mkdir(parents=True, exist_ok=True)
-    with open(
-        home.with_name(f"{home.name}.guard"), "w"
-    ) as guard:  # of two processes, the second waits
+    # Of two processes, the second waits.
+    with open(home.with_name(f"{home.name}.guard"), "w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         program = home / "usr" / "bin" / name
         if not program.exists():

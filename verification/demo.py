@@ -157,9 +157,9 @@ def stream_to_stream(
             job.stop(timeout=WAIT_TIMEOUT_S)
         last: dict[int, int] = {}
         count = _end(client)
-        with client.subscribe("totals", prefetch=10_000) as totals:
+        with client.subscribe("totals", prefetch=10_000) as subscription:
             for _ in range(count):
-                total = totals.next(WAIT_TIMEOUT_S).json()
+                total = subscription.next(WAIT_TIMEOUT_S).json()
                 last[total["customer"]] = max(total["spent"], last.get(total["customer"], 0))
     wrong = sum(last.get(customer, 0) != spent for customer, spent in sums.items())
     return StreamsResult(orders, count, wrong, restarts)

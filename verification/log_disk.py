@@ -143,7 +143,7 @@ class LogDisk:
     def has_name(self, path: str, content: _Content) -> bool:
         """Return whether a file that is open still has a name."""
         with self.guard:
-            return any(one is content for one in self._names.seen.values())
+            return any(seen is content for seen in self._names.seen.values())
 
     # ------------------------------------------------------------ what goes wrong
 

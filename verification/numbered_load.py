@@ -97,8 +97,8 @@ class _Reader(Reader[Record]):
         ]
 
     def close(self) -> None:
-        told = Path(self.load.directory) / f"read-{self.part}-{self.i}"
-        told.touch()
+        file = Path(self.load.directory) / f"read-{self.part}-{self.i}"
+        file.touch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ class Logged:
 
     def rows(self) -> Rows:
         """Return the records: key, number, due, arrived."""
-        found = np.fromfile(self.path, dtype=np.int64)
-        return found[: len(found) // 4 * 4].reshape(-1, 4)
+        numbers = np.fromfile(self.path, dtype=np.int64)
+        return numbers[: len(numbers) // 4 * 4].reshape(-1, 4)
 
 
 def logs(directory: str) -> list[Logged]:
@@ -229,8 +229,8 @@ def judge(load: Load, rows: Rows) -> Verdict:
     Verdict(records=3997, lost=4, doubled=1, reordered=0)
     """
     read: dict[int, int] = {}
-    for told in Path(load.directory).glob("read-*"):
-        _, part, count = told.name.split("-")
+    for file in Path(load.directory).glob("read-*"):
+        _, part, count = file.name.split("-")
         read[int(part)] = max(read.get(int(part), 0), int(count))
     return judge_counts(load, rows, read)
 

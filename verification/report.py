@@ -106,7 +106,7 @@ def options(
         "--json", action="store_true", help="print one JSON object as the last line"
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a smaller run, about a minute")
+    size.add_argument("--quick", action="store_true", help="do a smaller run of about a minute")
     if exhaustive:
         size.add_argument("--exhaustive", action="store_true", help=exhaustive)
     more(parser)

@@ -178,14 +178,14 @@ def _check_publishers(
         if not any(publish.outcome == "ok" for publish in own):
             findings.add("stranded", f"{where} published nothing before the thaw", blow, *own[:3])
             continue
-        for how, publishes in (
+        for how, attempts in (
             ("with an ID", [publish for publish in own if publish.id is not None]),
             ("without an ID", [publish for publish in own if publish.id is None]),
         ):
-            tries = {publish.begin for publish in publishes}
-            if len(tries) >= TRIES and not any(publish.outcome == "ok" for publish in publishes):
+            tries = {publish.begin for publish in attempts}
+            if len(tries) >= TRIES and not any(publish.outcome == "ok" for publish in attempts):
                 text = f"{where} published nothing {how} before the thaw, in {len(tries)} tries"
-                findings.add("stranded", text, blow, *publishes[:3])
+                findings.add("stranded", text, blow, *attempts[:3])
 
 
 def _check_consumers(

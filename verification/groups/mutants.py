@@ -64,12 +64,12 @@ class AnyDelivery(Group):
     def _claim(
         self, member: str, receipts: Sequence[Receipt], now: int, *, keep: bool = False
     ) -> Any:
-        said = [
+        changed = [
             replace(receipt, delivery=flights[0][2].delivery) if flights else receipt
             for receipt in receipts
             for flights in [self.party(member).flights.pieces(receipt.first, receipt.end)]
         ]
-        return super()._claim(member, said, now, keep=keep)
+        return super()._claim(member, changed, now, keep=keep)
 
 
 @mutant
@@ -79,12 +79,12 @@ class AnyEpoch(Group):
     def _claim(
         self, member: str, receipts: Sequence[Receipt], now: int, *, keep: bool = False
     ) -> Any:
-        said = [
+        changed = [
             replace(receipt, epoch=flights[0][2].epoch) if flights else receipt
             for receipt in receipts
             for flights in [self.party(member).flights.pieces(receipt.first, receipt.end)]
         ]
-        return super()._claim(member, said, now, keep=keep)
+        return super()._claim(member, changed, now, keep=keep)
 
 
 @mutant
@@ -93,9 +93,9 @@ class EpochStays(Group):
 
     def _hand_over(self) -> list[Command]:
         epoch = self.epoch
-        told = super()._hand_over()
+        commands = super()._hand_over()
         self.epoch = epoch
-        return told
+        return commands
 
 
 @mutant
@@ -284,9 +284,9 @@ class SeekRemembersAcks(Group):
 
     def seek(self, offset: int, now: int, member: str | None = None) -> list[Command]:
         highest = self.highest
-        told = super().seek(offset, now, member)
+        commands = super().seek(offset, now, member)
         self.highest = min(highest, offset - 1)
-        return told
+        return commands
 
 
 @mutant
@@ -294,11 +294,11 @@ class LettersTwice(Group):
     """A letter that is proposed is delivered, too."""
 
     def letters(self, now: int, most: int = 1000) -> list[Bury]:
-        told = super().letters(now, most)
+        commands = super().letters(now, most)
         for offset, proposal in self.proposed.items():
             self.waiting.set(offset, offset + 1, proposal.standing)
         self.proposed.clear()
-        return told
+        return commands
 
 
 @mutant
@@ -325,9 +325,9 @@ class DeliveriesAreNotSaved(Group):
 
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
         unsaved = self.unsaved.copy()
-        told = super().hand_out(party, first, end, was, now)
+        commands = super().hand_out(party, first, end, was, now)
         self.unsaved = unsaved
-        return told
+        return commands
 
 
 @mutant
@@ -356,11 +356,11 @@ class DeathAfterDelivery(Group):
         apply_dead_letter_rules = self.apply_dead_letter_rules
         try:
             type(self).apply_dead_letter_rules = lambda self, now: None  # type: ignore[method-assign]
-            told = super().take(now)
+            commands = super().take(now)
         finally:
             del type(self).apply_dead_letter_rules
         apply_dead_letter_rules(now)
-        return told
+        return commands
 
 
 @mutant
@@ -459,10 +459,10 @@ class StaleNackBlocks(Group):
         *,
         block: bool = False,
     ) -> list[Command]:
-        told = super().nack(member, receipts, delay, reason, now, block=block)
+        commands = super().nack(member, receipts, delay, reason, now, block=block)
         if block:
             self.pause = max(self.pause, (now + delay, delay))
-        return told
+        return commands
 
 
 @mutant
@@ -479,9 +479,9 @@ class SeekStaysBlocked(Group):
 
     def seek(self, offset: int, now: int, member: str | None = None) -> list[Command]:
         pause = self.pause
-        told = super().seek(offset, now, member)
+        commands = super().seek(offset, now, member)
         self.pause = pause
-        return told
+        return commands
 
 
 @mutant
@@ -512,9 +512,9 @@ class RedriveKeepsEpoch(Group):
         self, letters: Iterable[tuple[int, int]], now: int
     ) -> tuple[list[RedriveOutcome], list[Command]]:
         epoch = self.epoch
-        told = super().redrive(letters, now)
+        commands = super().redrive(letters, now)
         self.epoch = epoch
-        return told
+        return commands
 
 
 @mutant
@@ -569,8 +569,8 @@ class UnsentCounts(Group):
     """A delivery that could not be sent counts."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
-        told = self.nack(member, receipts, 0, "", now)
-        return [command for command in told if not isinstance(command, Stale)]
+        commands = self.nack(member, receipts, 0, "", now)
+        return [command for command in commands if not isinstance(command, Stale)]
 
 
 @mutant
@@ -579,9 +579,9 @@ class UnsentKeepsEpoch(Group):
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
         epoch = self.epoch
-        told = super().unsent(member, receipts, now)
+        commands = super().unsent(member, receipts, now)
         self.epoch = epoch
-        return told
+        return commands
 
 
 @mutant
@@ -589,8 +589,8 @@ class UnsentAreMissedInSilence(Group):
     """Nobody is told of messages that are gone when they come back unsent."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
-        told = super().unsent(member, receipts, now)
-        return [command for command in told if not isinstance(command, Missed)]
+        commands = super().unsent(member, receipts, now)
+        return [command for command in commands if not isinstance(command, Missed)]
 
 
 @mutant

@@ -94,21 +94,21 @@ class RaftNode(Plain):
         self.writing: Ready | None = None
 
     def events(self) -> Sequence[str]:
-        found = []
+        events = []
         leads = self.raft.role is Role.LEADER
         if self.timeouts and not leads:
-            found.append("campaign")
+            events.append("campaign")
         if self.proposals and leads:
-            found.append("propose")
+            events.append("propose")
         if self.beats and leads:
-            found.append("send heartbeats")
+            events.append("send heartbeats")
         if self.writing is not None:
-            found.append("sync")
+            events.append("sync")
         if self.crashes:
-            found.append("crash")
+            events.append("crash")
         if self.deaf:
-            found.append("hear nothing" if self.hears else "hear again")
-        return found
+            events.append("hear nothing" if self.hears else "hear again")
+        return events
 
     def step(self, event: str) -> Sent:
         raft = self.raft
@@ -201,7 +201,7 @@ class RaftExplorer(Explorer):
             if other != index:
                 pair = following[index], following[other]
                 if pair not in self.pairs:
-                    self.pairs[pair] = _compare(*(self.nodes[one] for one in pair))  # type: ignore[arg-type]
+                    self.pairs[pair] = _compare(*(self.nodes[number] for number in pair))  # type: ignore[arg-type]
                 found = self.pairs[pair]
                 if found is not None:
                     return found

@@ -219,7 +219,7 @@ class CopyExplorer(Explorer):
         for other in range(self.count - 1):
             pair = following[index], following[other]
             if pair not in self.pairs:
-                self.pairs[pair] = contradiction(*(self.nodes[one] for one in pair))  # type: ignore[arg-type]
+                self.pairs[pair] = contradiction(*(self.nodes[number] for number in pair))  # type: ignore[arg-type]
             found = self.pairs[pair]
             if found is not None:
                 return found
