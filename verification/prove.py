@@ -365,7 +365,7 @@ class Prover:
                 yield done.result()
 
     def run(self) -> Report:
-        """Run all parts."""
+        """Run all parts, and return the report."""
         began = time.monotonic()
         try:
             self.production()
@@ -385,7 +385,7 @@ class Prover:
         return self.report
 
     def violation(self, story_text: str) -> None:
-        """Print a violation."""
+        """Print a violation with its story."""
         self.console.print(f"[red]violation[/] {story_text}", highlight=False)
 
     def production(self) -> None:

@@ -191,8 +191,8 @@ def _rescales(story: Story) -> Iterator[str]:
 
 def _latency(story: Story) -> Iterator[str]:
     """Yield lines: latencies of records."""
-    known = [value for value in story.median if value > 0]
-    lowest, top = min(known, default=1.0), max(story.longest, default=1.0)
+    positive = [value for value in story.median if value > 0]
+    lowest, top = min(positive, default=1.0), max(story.longest, default=1.0)
     scale = LogScale(story, "latency", lowest, top)
     yield from scale.axis(f"Latency, ms, in every {story.every * 1000:.0f} ms")
     lines = {"median": story.median, "p99": story.p99, "longest": story.longest}

@@ -152,7 +152,7 @@ class RescaleRun:
     def _rescale(self, before: int, after: int) -> tuple[float, float, float]:
         """Rescale; return when that was requested, began and ended."""
         last = max((event.number for event in self.job.events()), default=0)
-        asked = time.time()
+        requested = time.time()
         self.job.scale(after)
         what = f"{before} → {after} workers"
 
@@ -163,7 +163,7 @@ class RescaleRun:
         begin, end = when("rescaling"), when("rescaled")
         assert begin is not None
         assert end is not None
-        return asked, begin, end
+        return requested, begin, end
 
     def _until(self, what: str, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.patience

@@ -106,10 +106,10 @@ def standalone(workers: int = 2, cores: int = 4, memory: str = "4g") -> Iterator
 
 
 def _start(role: str, arguments: list[str], scratch: Path, log: Path) -> subprocess.Popen[bytes]:
-    found = importlib.util.find_spec("pyspark")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
         raise StandaloneError("pyspark is not installed")
-    home = Path(found.submodule_search_locations[0])
+    home = Path(spec.submodule_search_locations[0])
     environment = os.environ | {
         "JAVA_HOME": str(find_java(os.environ)),
         "SPARK_HOME": str(home),

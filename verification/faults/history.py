@@ -402,7 +402,7 @@ class History:
         self._file: IO[str] | None = None if file is None else file.open("w", encoding="utf-8")
 
     def add(self, *records: Record) -> None:
-        """Add records."""
+        """Append records to the history and its file."""
         self.add_all(records)
 
     def add_all(self, records: Iterable[Record]) -> None:
@@ -413,7 +413,7 @@ class History:
             self._file.writelines(to_line(record) + "\n" for record in new_records)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; no records may follow."""
         if self._file is not None:
             self._file.close()
             self._file = None

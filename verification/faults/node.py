@@ -48,7 +48,7 @@ async def serve(config: ServerConfig, shim: Path | None, clock: Path | None) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a node."""
+    """Run a node with the files that `argv` names; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m verification.faults.node")
     parser.add_argument("--config", type=Path, required=True, help="as of railgun serve")
     parser.add_argument("--shim", type=Path, help="file with the faults of the node's disk")

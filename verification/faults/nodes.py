@@ -112,7 +112,7 @@ class NodeProcess:
                     await self._process.wait()
 
     async def kill(self) -> None:
-        """Kill the process."""
+        """End the process with SIGKILL, and wait for its end."""
         if self.up:
             self._told_to_end = True
             self._signal(signal.SIGKILL)

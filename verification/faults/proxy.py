@@ -100,11 +100,11 @@ class Links:
             self.set(a, b, "open")
 
     def enter(self, connection: _Connection) -> None:
-        """Add a connection."""
+        """Register an open connection."""
         self._connections.add(connection)
 
     def leave(self, connection: _Connection) -> None:
-        """Remove a connection."""
+        """Forget a connection that has ended."""
         self._connections.discard(connection)
 
     @property
@@ -241,7 +241,7 @@ class Proxy:
         self._server = StreamServer(self._talk)
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen on the address that others use."""
         await self._server.open(*self._listen)
         self.port = self._server.port
 

@@ -107,7 +107,7 @@ class Workload:
                 await client.ensure(ASK, kind="ephemeral")
 
     def start(self) -> None:
-        """Start all clients."""
+        """Start all clients; each runs until its work is done or `stop`."""
         load = self.load
         for stream in STREAMS:
             for number in range(load.publishers):
@@ -149,7 +149,7 @@ class Workload:
         await self._end(ending, grace=2 * self.load.patience_s)
 
     async def stop(self) -> None:
-        """Stop all clients."""
+        """Cancel all clients, and wait for their ends."""
         await self._end(list(self._tasks.values()), grace=0.0)
 
     async def _end(self, tasks: Sequence[asyncio.Task[None]], grace: float) -> None:

@@ -505,9 +505,9 @@ class History:
                 first, end = whole.first, whole.end
             if self.random.random() < 0.1:
                 end += 3
-            other = self.random.random()
-            delivery = whole.delivery + self.random.choice([-1, 1]) * (other < 0.1)
-            epoch = whole.epoch + (0.1 < other < 0.15)
+            luck = self.random.random()
+            delivery = whole.delivery + self.random.choice([-1, 1]) * (luck < 0.1)
+            epoch = whole.epoch + (0.1 < luck < 0.15)
             chosen.append(Receipt(first, end, max(1, delivery), epoch))
         return chosen
 
@@ -805,7 +805,7 @@ def stale_timer(kind: type[Group] = Group) -> None:
         "0 is delayed until 1003"
     )
     group.tick(1003)
-    assert [(one.first, one.end) for one in group.take(1003)] == [(0, 1)]
+    assert [(ready.first, ready.end) for ready in group.take(1003)] == [(0, 1)]
 
 
 STORIES = (stale_timer,)

@@ -214,9 +214,9 @@ class OneTooMany(Group):
     """Members get one message more than they have credit for."""
 
     def _shares(self, ready: int) -> list[tuple[Party, int]]:
-        given = super()._shares(ready)
-        spare = ready - sum(share for _, share in given)
-        return [(p, share + (spare > 0 and at == 0)) for at, (p, share) in enumerate(given)]
+        shares = super()._shares(ready)
+        spare = ready - sum(share for _, share in shares)
+        return [(p, share + (spare > 0 and at == 0)) for at, (p, share) in enumerate(shares)]
 
 
 @mutant
@@ -224,12 +224,12 @@ class FirstTakesAll(Group):
     """Shares are not levelled."""
 
     def _shares(self, ready: int) -> list[tuple[Party, int]]:
-        given = []
+        shares = []
         for party, _ in super()._shares(ready):
             share = min(ready, party.free)
             ready -= share
-            given.append((party, share))
-        return [(party, share) for party, share in given if share]
+            shares.append((party, share))
+        return [(party, share) for party, share in shares if share]
 
 
 @mutant

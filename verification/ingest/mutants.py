@@ -230,9 +230,9 @@ class ToldBefore(Table):
     __slots__ = ()
 
     def _open(self, entry: Entry, session: int, stream: str) -> None:
-        told = entry.acknowledged
+        acknowledged = entry.acknowledged
         super()._open(entry, session, stream)
-        entry.acknowledged = max(told, entry.seen)
+        entry.acknowledged = max(acknowledged, entry.seen)
 
 
 # ---------------------------------------------------------------- the controller's registry
@@ -274,11 +274,11 @@ class ForgetsBase(Registry):
     __slots__ = ()
 
     def snapshot(self, number: int, recorded: Mapping[Owner, Mapping[str, int]]) -> dict[str, int]:
-        known = super().snapshot(number, recorded)
+        positions = super().snapshot(number, recorded)
         for name, stream in self.streams.items():
             if isinstance(stream, Active) and name not in recorded.get(stream.owner, {}):
-                known.pop(name, None)
-        return known
+                positions.pop(name, None)
+        return positions
 
 
 @mutant(CRASH)

@@ -202,15 +202,15 @@ class RaftExplorer(Explorer):
                 pair = following[index], following[other]
                 if pair not in self.pairs:
                     self.pairs[pair] = _compare(*(self.nodes[number] for number in pair))  # type: ignore[arg-type]
-                found = self.pairs[pair]
-                if found is not None:
-                    return found
+                violation = self.pairs[pair]
+                if violation is not None:
+                    return violation
         return following
 
 
-def _compare(one: RaftNode, two: RaftNode) -> Violation | None:
+def _compare(first: RaftNode, second: RaftNode) -> Violation | None:
     """Return the contradiction between two nodes, or None."""
-    for mine, theirs in ((one, two), (two, one)):
+    for mine, theirs in ((first, second), (second, first)):
         for term, log in mine.elected:
             for entry, known in theirs.committed:
                 if known < term and log[entry.index - 1 : entry.index] != (entry.term,):
@@ -219,11 +219,11 @@ def _compare(one: RaftNode, two: RaftNode) -> Violation | None:
                         "incomplete leader",
                         f"{who} leads term {term} without {entry}, which {them} has committed",
                     )
-    for (entry, _), (other, _) in zip(one.committed, two.committed, strict=False):
+    for (entry, _), (other, _) in zip(first.committed, second.committed, strict=False):
         if entry != other:
             return Violation("two values", f"{entry} and {other} are both committed")
     same = True
-    for entry, other in zip(one.raft.log.entries, two.raft.log.entries, strict=False):
+    for entry, other in zip(first.raft.log.entries, second.raft.log.entries, strict=False):
         if entry.term == other.term and not (same and entry == other):
             return Violation("logs differ", f"{entry} and {other}, or what is before them")
         same = same and entry == other

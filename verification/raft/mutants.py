@@ -325,6 +325,6 @@ class ChangesManyAtOnce(Raft):
         self.check_leads("change the members")
         if self.commit < self.began or self.log.changed_at > self.commit:
             return super().change(members, now)
-        other = Members(tuple(sorted(members.all)))
-        self.add([Entry(self.log.last + 1, self.term, members=other)])
+        same_members = Members(tuple(sorted(members.all)))
+        self.add([Entry(self.log.last + 1, self.term, members=same_members)])
         return self.term, self.log.last

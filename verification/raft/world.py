@@ -185,7 +185,7 @@ class World:
     # ------------------------------------------------------------ running
 
     def run(self) -> World:
-        """Simulate; raises `Violation`."""
+        """Run until the cluster has come to rest; raises `Violation`."""
         try:
             for node in self.nodes.values():
                 self.start(node)
@@ -387,10 +387,10 @@ class World:
     def is_committed(self, node: Node, entry: Entry) -> None:
         """Record a committed entry, which must be the same for all nodes."""
         if entry.index <= len(self.committed):
-            known = self.committed[entry.index - 1]
-            if known != entry:
+            committed = self.committed[entry.index - 1]
+            if committed != entry:
                 raise Violation(
-                    "two values", f"{node.id} applies {entry}, where others applied {known}"
+                    "two values", f"{node.id} applies {entry}, where others applied {committed}"
                 )
         else:
             assert node.raft is not None
@@ -402,8 +402,8 @@ class World:
         node.applied = _state(snapshot)
         self.tally["snapshots"] += 1
         self.tell(f"{node.id} restores a snapshot of {snapshot.index}")
-        known = [entry.data for entry in self.committed[: snapshot.index]]
-        if node.applied != known:
+        expected = [entry.data for entry in self.committed[: snapshot.index]]
+        if node.applied != expected:
             raise Violation("snapshot", f"{node.id} has another state at {snapshot.index}")
 
     def compact(self, node: Node) -> None:
@@ -427,10 +427,10 @@ class World:
         if raft.role is Role.LEADER:
             if raft.term not in self.leaders:
                 self.elected(node)
-            known = self.leaders.setdefault(raft.term, node.id)
-            if known != node.id:
+            leader = self.leaders.setdefault(raft.term, node.id)
+            if leader != node.id:
                 raise Violation(
-                    "two leaders", f"{known} and {node.id} both were elected in term {raft.term}"
+                    "two leaders", f"{leader} and {node.id} both were elected in term {raft.term}"
                 )
             if log.last == raft.began and raft.commit < raft.began:
                 self.check_complete(node)
@@ -529,7 +529,7 @@ class World:
             self.wake(node)
 
     def changed(self, raft: Raft) -> Members:
-        """Return other members."""
+        """Return the members after a random change."""
         members, chance = raft.log.members, self.chance
         node = chance.choice(list(self.nodes))
         match chance.choice(["voter", "voter", "learner", "without"]):
@@ -567,21 +567,21 @@ class World:
                 self.tell(f"{node.id} stands still until {node.stands_until:.3f}")
                 self.tally["pauses"] += 1
             case "cut":
-                some = {id for id in self.nodes if chance.random() < 0.5}
-                rest = set(self.nodes) - some
-                self.cuts = {(a, b) for a in some for b in rest} | {
-                    (b, a) for a in some for b in rest
+                group = {id for id in self.nodes if chance.random() < 0.5}
+                rest = set(self.nodes) - group
+                self.cuts = {(a, b) for a in group for b in rest} | {
+                    (b, a) for a in group for b in rest
                 }
-                self.tell(f"cut: {''.join(sorted(some))} from {''.join(sorted(rest))}")
+                self.tell(f"cut: {''.join(sorted(group))} from {''.join(sorted(rest))}")
                 self.tally["partitions"] += 1
             case "one way":
                 self.cuts = {(node.id, other) for other in self.nodes if chance.random() < 0.7}
                 self.tell(f"cut one way: from {node.id}")
                 self.tally["partitions"] += 1
             case "link":
-                other = chance.choice(list(self.nodes))
-                self.cuts |= {(node.id, other), (other, node.id)}
-                self.tell(f"cut: the link between {node.id} and {other}")
+                peer = chance.choice(list(self.nodes))
+                self.cuts |= {(node.id, peer), (peer, node.id)}
+                self.tell(f"cut: the link between {node.id} and {peer}")
             case "mend":
                 self.cuts = set()
                 self.tell("all links are mended")
@@ -595,9 +595,9 @@ class World:
         if what == "mend" or not leaders or not others:
             self.cuts = set()
         elif what == "link":
-            one, two = leaders[-1].id, self.chance.choice(others).id
-            self.cuts = {(one, two), (two, one)}
-            self.tell(f"cut: the link between {one} and {two}")
+            leader, follower = leaders[-1].id, self.chance.choice(others).id
+            self.cuts = {(leader, follower), (follower, leader)}
+            self.tell(f"cut: the link between {leader} and {follower}")
         else:
             node = self.chance.choice(others)
             self.crash(node)
@@ -669,7 +669,7 @@ class Outcome:
 def simulate(
     seed: int, kind: type[Raft] = Raft, habits: Habits | None = None, **more: Any
 ) -> Outcome:
-    """Simulate one seed."""
+    """Run the world of a seed; an outcome has the violation and the story."""
     world = World(seed, kind, habits, **more)
     try:
         world.run()

@@ -181,11 +181,11 @@ class OracleNode(Plain):
     def events(self) -> Sequence[str]:
         """Return the possible appointments and changes of votes."""
         metadata = self.metadata
-        found = [f"appoint {n}" for n in sorted(set(self.appoints)) if n in metadata.voting]
+        events = [f"appoint {n}" for n in sorted(set(self.appoints)) if n in metadata.voting]
         if self.members and metadata.is_active:
-            found += [f"promote {node}" for node in metadata.learners]
-            found += [f"demote {node}" for node in metadata.voting if node != metadata.master]
-        return found
+            events += [f"promote {node}" for node in metadata.learners]
+            events += [f"demote {node}" for node in metadata.voting if node != metadata.master]
+        return events
 
     def step(self, event: str) -> Given:
         """Take an event; return the messages that follow."""
@@ -220,9 +220,9 @@ class CopyExplorer(Explorer):
             pair = following[index], following[other]
             if pair not in self.pairs:
                 self.pairs[pair] = contradiction(*(self.nodes[number] for number in pair))  # type: ignore[arg-type]
-            found = self.pairs[pair]
-            if found is not None:
-                return found
+            violation = self.pairs[pair]
+            if violation is not None:
+                return violation
         return following
 
 

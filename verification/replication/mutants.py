@@ -567,9 +567,9 @@ class ForgetsUnits(Master):
     __slots__ = ()
 
     def _declare_safe(self) -> list[Command]:
-        found = super()._declare_safe()
+        commands = super()._declare_safe()
         self._units = []
-        return found
+        return commands
 
 
 @mutant(UNITS)

@@ -200,8 +200,10 @@ class Disk:
 
     def ends(self) -> list[int]:
         """Return the first offset, and the offsets after each batch."""
-        found = [self.first + at + 1 for at, entry in enumerate(self.entries) if entry.last]
-        return [self.first, *found]
+        ends_of_batches = [
+            self.first + at + 1 for at, entry in enumerate(self.entries) if entry.last
+        ]
+        return [self.first, *ends_of_batches]
 
     def part(self, end: int | None = None) -> Part:
         """Return the log, or its part before `end`."""
@@ -334,8 +336,8 @@ class CopyNode(Plain):
         if torn and keep < len(self.line):
             job = self.line[keep]
             if isinstance(job.command, m.Write | Append):
-                one = next(at for at, entry in enumerate(job.payload) if entry.last)
-                self._store(Job(job.command, job.payload[: one + 1]))
+                last = next(at for at, entry in enumerate(job.payload) if entry.last)
+                self._store(Job(job.command, job.payload[: last + 1]))
         if not self.habits.keeps_promise:
             self.disk.promise = 0
         return self._restart()
@@ -483,20 +485,20 @@ class CopyNode(Plain):
                 return []
             return self._do(machine.stands(sender, message.session, message.standing), ())
         assert isinstance(message, Data)
-        said, payload = message.message, message.payload
-        match said:
+        body, payload = message.message, message.payload
+        match body:
             case m.Stands():
-                if self.sessions.get(sender) != said.session:
+                if self.sessions.get(sender) != body.session:
                     return []
-                return self._do(machine.stands(sender, said.session, said.standing), ())
+                return self._do(machine.stands(sender, body.session, body.standing), ())
             case m.Has():
-                return self._do(machine.has(sender, said), ())
+                return self._do(machine.has(sender, body), ())
             case m.HasGroups():
-                return self._do(machine.has_groups(sender, said), ())
+                return self._do(machine.has_groups(sender, body), ())
             case m.Fetched():
-                return self._do(machine.fetched(sender, said), payload)
+                return self._do(machine.fetched(sender, body), payload)
             case m.FetchedGroups():
-                return self._do(machine.fetched_groups(sender, said), payload)
+                return self._do(machine.fetched_groups(sender, body), payload)
         return []
 
     def _answer(self, sender: Id, replica: Replica, fetch: m.Fetch | m.FetchGroups) -> Sent:
@@ -663,13 +665,13 @@ class CopyNode(Plain):
 # ---------------------------------------------------------------- two nodes, taken together
 
 
-def contradiction(one: CopyNode, two: CopyNode) -> Violation | None:
+def contradiction(first: CopyNode, second: CopyNode) -> Violation | None:
     """Return the contradiction between two nodes (or within one, taken twice), or None."""
-    for mine, theirs in ((one, two), (two, one)):
+    for mine, theirs in ((first, second), (second, first)):
         for epoch, part in mine.declared.items():
-            found = _beside(mine.id, epoch, part, theirs)
-            if found is not None:
-                return found
+            violation = _beside(mine.id, epoch, part, theirs)
+            if violation is not None:
+                return violation
         for epoch, states in mine.declared_groups.items():
             for later, (_, had) in theirs.led.items():
                 if later > epoch and had[: len(states)] != states:
@@ -700,10 +702,10 @@ def contains(log: Part, part: Part) -> bool:
     return log.end >= part.end and _agrees(log, part)
 
 
-def _agrees(one: Part, two: Part) -> bool:
-    begin, end = max(one.base, two.base), min(one.end, two.end)
+def _agrees(first: Part, second: Part) -> bool:
+    begin, end = max(first.base, second.base), min(first.end, second.end)
     return (
-        one.values[begin - one.base : end - one.base]
-        == (two.values[begin - two.base : end - two.base])
+        first.values[begin - first.base : end - first.base]
+        == (second.values[begin - second.base : end - second.base])
         or begin >= end
     )

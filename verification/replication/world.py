@@ -127,7 +127,7 @@ class World:
     # ------------------------------------------------------------ running
 
     def run(self) -> World:
-        """Simulate; raises `Violation`."""
+        """Run until all copies are at rest; raises `Violation`."""
         try:
             self.send(ORACLE, [self.metadata.appoint(self.metadata.master)])
             whats, weights = list(self.odds), list(self.odds.values())
@@ -157,9 +157,9 @@ class World:
         self.tell(f"{node.id}: {text}   {node.disk.standing()}")
         self.send(node.id, sent)
         for other in self.nodes.values():
-            found = contradiction(node, other)
-            if found is not None:
-                raise found
+            violation = contradiction(node, other)
+            if violation is not None:
+                raise violation
             if other is not node and other.holdings() & node.holdings():
                 raise Violation("two masters", f"{other.id} and {node.id} have led one epoch")
 
@@ -178,7 +178,7 @@ class World:
     # ------------------------------------------------------------ what may happen
 
     def deliver(self) -> None:
-        """Deliver a message."""
+        """Deliver the next message of some link."""
         away = self.away
         full = [link for link, waiting in self.links.items() if waiting and not away & set(link)]
         if full:
@@ -283,30 +283,30 @@ class World:
             self.after(node, f"← {sender}, late: {message}", node.hear(sender, message))
 
     def part(self) -> None:
-        """End a session."""
-        one = self.pick()
-        others = [other for other in self.nodes.values() if other is not one]
+        """End the session of two nodes; messages under way may be lost."""
+        first = self.pick()
+        others = [other for other in self.nodes.values() if other is not first]
         if not others:
             return
-        two = self.chance.choice(others)
+        second = self.chance.choice(others)
         self.tally["sessions over"] += 1
-        for link in ((one.id, two.id), (two.id, one.id)):
+        for link in ((first.id, second.id), (second.id, first.id)):
             self._lose(*link)
-        for node, other in ((one, two), (two, one)):
+        for node, other in ((first, second), (second, first)):
             self.parted.add((node.id, other.id))
             self.after(node, f"no session with {other.id}", node.part(other.id))
         if self.chance.random() < 0.7:
             self.meet()
 
     def meet(self) -> None:
-        """Begin sessions again."""
-        for one, two in sorted(self.parted):
-            node = self.nodes[one]
-            self.after(node, f"a session with {two}", node.renew(two))
+        """Begin new sessions between nodes that have none."""
+        for master, replica in sorted(self.parted):
+            node = self.nodes[master]
+            self.after(node, f"a session with {replica}", node.renew(replica))
         self.parted.clear()
 
     def fail(self) -> None:
-        """Fill a disk."""
+        """Let a write fail because a disk is full."""
         nodes = [node for node in self.nodes.values() if node.may_fail]
         if nodes:
             node = self.chance.choice(nodes)
@@ -374,8 +374,8 @@ class World:
                     self.send(node.id, [(other, Hello())])
         # Data that a former master was still writing belongs to the run, too.
         self._settle()
-        for one in (self.metadata.voting, self.metadata.active):
-            if sum(self.nodes[n].disk.label != LOST for n in one) * 2 <= len(one):
+        for voters in (self.metadata.voting, self.metadata.active):
+            if sum(self.nodes[n].disk.label != LOST for n in voters) * 2 <= len(voters):
                 self.tally["without a majority"] += 1
                 return
         self.send(ORACLE, [self.metadata.appoint(self.chance.choice(self.metadata.voting))])
@@ -428,7 +428,7 @@ class Outcome:
 
 
 def simulate(seed: int, habits: Habits | None = None, **more: Any) -> Outcome:
-    """Simulate one seed."""
+    """Run the world of a seed; an outcome has the violation and the story."""
     world = World(seed, habits, **more)
     try:
         world.run()

@@ -182,9 +182,9 @@ class TurnByHash(Distributor):
         def whitelisted_and_held(
             self, hashes: Hashes
         ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-            found = self.order.find(hashes) >= 0
+            in_order = self.order.find(hashes) >= 0
             at = np.searchsorted(self.order.sorted, hashes)
-            return found & (at >= self.high), found & (at >= self.low) & (at < self.high)
+            return in_order & (at >= self.high), in_order & (at >= self.low) & (at < self.high)
 
     phases = with_phase(_Collect)
 

@@ -122,17 +122,17 @@ class Scenario:
                 )
         full = {key: self._sent(key, [len(script) for script in self.scripts]) for key in self.keys}
         states = [node.states() for node in nodes]
-        found = self._whole("state", states, full)
-        if found is None:
+        violation = self._whole("state", states, full)
+        if violation is None:
             for node, stages in zip(nodes, states, strict=True):
                 for key in stages[0]:
                     if self.owners[key - 1] != node.worker:
                         return Violation("stranded", f"{name(key)} stayed at worker {node.worker}")
-        if found is None and self.snapshot:
+        if violation is None and self.snapshot:
             saved = [node.saved() for node in nodes]
             cut = {key: self._sent(key, [node.cut for node in nodes]) for key in self.keys}
-            found = self._whole("snapshot", saved, cut)
-        if found is None and self.times:
+            violation = self._whole("snapshot", saved, cut)
+        if violation is None and self.times:
             for node in nodes:
                 if node.frontier() != MAX:
                     return Violation(
@@ -142,7 +142,7 @@ class Scenario:
                 endings = [node.endings().get(key, 0) for node in nodes]
                 if sum(endings) != 1:
                     return Violation("ends", f"{name(key)} ended {endings} times at the workers")
-        return found
+        return violation
 
     def _progress(self, nodes: Sequence[Judged]) -> Violation | None:
         """Check that the frontier has reached all that is left to come: every upstream has ended."""
@@ -228,20 +228,20 @@ class Participant:
     def events(self) -> list[str]:
         """Return the events that can happen on this worker next, apart from messages."""
         script = self.scenario.scripts[self.worker]
-        found = []
+        events = []
         if self.at < len(script):
-            found.append("send")
+            events.append("send")
         elif self.at == len(script) and (self.scenario.times or self._leaves()):
-            found.append("end")
+            events.append("end")
         if not self.heard:
-            found.append("rescale")
+            events.append("rescale")
         if self.scenario.snapshot and not self.snapped:
-            found.append("snapshot")
+            events.append("snapshot")
         if self.model.pending:
-            found.append("answer")
+            events.append("answer")
         if self.model.stages[0].distributor.movable and not self.scenario.stuck:
-            found.append("move")
-        return found
+            events.append("move")
+        return events
 
     def step(self, event: str) -> list[tuple[int, Any]]:
         """Take an event; return the messages that follow."""
@@ -312,9 +312,9 @@ class Participant:
             return everyone
         batches = [event.batch for event in backlog if isinstance(event, m.Local)]
         waiting = {item.key for batch in batches if isinstance(batch, Rows) for item in batch.items}
-        found = 0
+        receivers = 0
         for key in {*rest, *waiting}:
-            found |= 1 << scenario.homes[key - 1] | 1 << scenario.owners[key - 1]
+            receivers |= 1 << scenario.homes[key - 1] | 1 << scenario.owners[key - 1]
         migration = distributor.migration
         if migration is not None:
             if distributor.phase.name in ("interrogate", "collect"):
@@ -322,8 +322,8 @@ class Participant:
             unswitched = set(migration.old.workers) - migration.switched
             onward = migration.new.workers if distributor.may_forward else ()
             for worker in {*unswitched, *onward}:
-                found |= 1 << worker
-        return found & ~(1 << self.worker)
+                receivers |= 1 << worker
+        return receivers & ~(1 << self.worker)
 
     def _gone(self) -> bool:
         return not self._leaves() or self.model.stages[0].distributor.left

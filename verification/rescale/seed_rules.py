@@ -147,19 +147,19 @@ class SeedWorker:
 
     def events(self) -> Sequence[str]:
         """Return the events that can happen on this worker next, apart from messages."""
-        found = []
+        events = []
         if self.at < len(self.scenario.scripts[self.worker]):
-            found.append("send")
+            events.append("send")
         if self.phase == "normal" and self.version == 0:
-            found.append("rescale")
+            events.append("rescale")
         if self.phase == "interrogate":
-            found.append("collect")
+            events.append("collect")
         if self.phase == "collect":
-            found.extend(f"hold {key}" for key in sorted(self.whitelist) if not self.hold)
-            found.extend(f"give {key}" for key in sorted(self.hold))
+            events.extend(f"hold {key}" for key in sorted(self.whitelist) if not self.hold)
+            events.extend(f"give {key}" for key in sorted(self.hold))
         if self.scenario.snapshot and not self.snapped:
-            found.append("snapshot")
-        return found
+            events.append("snapshot")
+        return events
 
     def step(self, event: str) -> list[tuple[int, Any]]:
         """Take an event; return the messages that follow."""

@@ -118,8 +118,8 @@ def compact(state: Any) -> str:
     """Format the model operators' state as key: origin×count."""
     if not isinstance(state, dict):
         return ""
-    told = []
+    parts = []
     for key, (counts, *_) in sorted(state.items()):
         inner = " ".join(f"{count}@{origin}" for origin, count in sorted(counts.items()))
-        told.append(f"k{key}={inner}")
-    return "[" + ", ".join(told) + "]" if told else ""
+        parts.append(f"k{key}={inner}")
+    return "[" + ", ".join(parts) + "]" if parts else ""

@@ -193,11 +193,11 @@ def replay(text: str) -> str:
       1: process k1#1@0
     """
     cluster = Cluster()
-    told = []
+    lines = []
     for line in text.splitlines():
         if line.startswith(">"):
-            told.append(line)
-            told.extend(cluster.do(line.removeprefix(">").split("  #")[0].strip()))
+            lines.append(line)
+            lines.extend(cluster.do(line.removeprefix(">").split("  #")[0].strip()))
         elif not line.startswith("  "):
-            told.append(line)
-    return "\n".join(told)
+            lines.append(line)
+    return "\n".join(lines)

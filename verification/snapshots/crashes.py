@@ -135,10 +135,10 @@ class Outcome:
 
     def story(self, lines: int = 40) -> str:
         """Return the last `lines` of the trace, for people."""
-        told = [f"seed {self.seed}: {self.violation or 'all is well'}"]
+        text_lines = [f"seed {self.seed}: {self.violation or 'all is well'}"]
         if len(self.trace) > lines:
-            told.append(f"  … {len(self.trace) - lines} lines before")
-        return "\n".join(told + [f"  {line}" for line in self.trace[-lines:]])
+            text_lines.append(f"  … {len(self.trace) - lines} lines before")
+        return "\n".join(text_lines + [f"  {line}" for line in self.trace[-lines:]])
 
     def tally(self) -> Counter[str]:
         """Return counts that can be added up."""
@@ -361,12 +361,12 @@ class Job:
             self._mend(None)
 
     def _drive(self, world: World) -> None:
-        told = 0
+        told_events = 0
         while not world.life.gone:
             self._step(world)
-            for happened in world.happened[told:]:
+            for happened in world.happened[told_events:]:
                 self.tell(happened.text)
-            told = len(world.happened)
+            told_events = len(world.happened)
             self._look(world)
         self._ended(world)
 
@@ -455,8 +455,14 @@ class Job:
             self._compare_shown("stopped", self._meaning[saving.committed][1])
 
     def _check_cause(self, life: Lifecycle) -> None:
-        known = "is lost", "within", "cannot be saved", "there is no room", "Input/output error"
-        if not any(part in life.cause for part in known):
+        expected_causes = (
+            "is lost",
+            "within",
+            "cannot be saved",
+            "there is no room",
+            "Input/output error",
+        )
+        if not any(part in life.cause for part in expected_causes):
             raise Violation("failure", life.cause)
 
     def _finished(self) -> None:
@@ -484,8 +490,8 @@ class Job:
         pins = {}
         if self.chance.random() < 0.3:
             keys = [item.key for items in self.items for item in items]
-            some = self.chance.sample(keys, min(4, len(keys)))
-            pins = {key_hash(key): self.chance.choice(workers) for key in some}
+            pinned = self.chance.sample(keys, min(4, len(keys)))
+            pins = {key_hash(key): self.chance.choice(workers) for key in pinned}
         with suppress(LifecycleError):  # the flow has ended, or is about to
             orders = life.scale(Placement.of(workers, keys=pins), world.life_now)
             self.tell(f"rescale to {len(workers)}")
@@ -623,13 +629,13 @@ class Job:
             if process.generation > self._generation:
                 self._generation = process.generation
             elif 0 < process.generation <= self._of_earlier_runs:
-                told = f"generation {process.generation} of an earlier run begins again"
-                raise Violation("numbers", told)
+                text = f"generation {process.generation} of an earlier run begins again"
+                raise Violation("numbers", text)
         saving = life.saving
         if saving.phase == "saving" and (self._run, saving.number) != self._snapshot:
             if saving.number <= self._snapshot[1]:
-                told = f"snapshot {saving.number} comes after {self._snapshot[1]}"
-                raise Violation("numbers", told)
+                text = f"snapshot {saving.number} comes after {self._snapshot[1]}"
+                raise Violation("numbers", text)
             self._snapshot = self._run, saving.number
             self.counts["snapshots begun"] += 1
         if (self.disk.changes, self.drawer.disk.changes) != self._looked:
@@ -654,8 +660,8 @@ class Job:
                     frontier = max(operator.reached(), operator.floors.get(key, MIN))
                     seen = state["seen"]
                     if frontier < seen.frontier:
-                        told = f"for key {key} on worker {worker} time goes back"
-                        raise Violation("time", f"{told} from {seen.frontier} to {frontier}")
+                        text = f"for key {key} on worker {worker} time goes back"
+                        raise Violation("time", f"{text} from {seen.frontier} to {frontier}")
                     if not saving:
                         seen.frontier = frontier
 
@@ -664,11 +670,11 @@ class Job:
         self.counts["generations"] += 1
         at = world.life.saving.committed
         content, out = (_NOTHING, Counter[tuple[int, ...]]()) if at is None else self._meaning[at]
-        told = f"generation {world.life.generation}, which begins with {at or 'nothing'}"
+        where = f"generation {world.life.generation}, which begins with {at or 'nothing'}"
         runtimes = [world.processes[w].runtime for w in world.life.placement.workers]
-        self._compare(told, self._state_of([r for r in runtimes if r is not None]), content)
-        self._compare_shown(told, out)
-        self._compare_collected(told, world, out)
+        self._compare(where, self._state_of([r for r in runtimes if r is not None]), content)
+        self._compare_shown(where, out)
+        self._compare_collected(where, world, out)
 
     def _state_of(self, runtimes: Iterable[Runtime]) -> sf.Content:
         found: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
@@ -724,9 +730,9 @@ class Job:
                     self._meaning[number] = self._judge(manifest)
                     self._try_to_load(manifest)
         if committed:
-            told = there.keys() - self._undecided()
-            self.counts["snapshots"] += len(told - self._committed)
-            self._committed |= told
+            settled = there.keys() - self._undecided()
+            self.counts["snapshots"] += len(settled - self._committed)
+            self._committed |= settled
         kept = sorted(self._committed | there.keys())[-self.keep :]
         if not there.keys() >= set(kept):
             raise Violation("retention", f"of {kept}, which are to be kept, {sorted(there)} exist")
@@ -740,8 +746,8 @@ class Job:
     def _check_parts(self, manifest: Manifest) -> None:
         for part in manifest.parts:
             if checksum(self.disk.look(f"{self.plan.flow}/{part.path}")) != part.checksum:
-                told = f"snapshot {manifest.snapshot} names {part.path}, which is not whole"
-                raise Violation("retention", told)
+                text = f"snapshot {manifest.snapshot} names {part.path}, which is not whole"
+                raise Violation("retention", text)
 
     def _look_at_shown(self) -> None:
         shown = self.drawer.shown()
@@ -812,8 +818,8 @@ class Job:
             loading.load_at_once(runtime, self.reader, manifest.parts, placement)
             runtimes.append(runtime)
         self.disk.unreadable = unreadable
-        told = f"snapshot {manifest.snapshot}, loaded by {workers} workers"
-        self._compare(told, self._state_of(runtimes), self._meaning[manifest.snapshot][0])
+        where = f"snapshot {manifest.snapshot}, loaded by {workers} workers"
+        self._compare(where, self._state_of(runtimes), self._meaning[manifest.snapshot][0])
 
     def _rows(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, ...]]:
         for part in manifest.parts:

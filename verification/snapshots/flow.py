@@ -300,12 +300,16 @@ class _Told:
 def different(found: Content, wanted: Content) -> str:
     """Return the differences of two contents as text; empty if there are none."""
     for name in ("first", "timers", "ended", "second", "sums"):
-        there, right = getattr(found, name), getattr(wanted, name)
-        if there != right:
-            if isinstance(there, set):
-                return f"{name}: {sorted(there ^ right)}"
-            keys = sorted(k for k in {**there, **right} if there.get(k) != right.get(k))
+        actual, expected_value = getattr(found, name), getattr(wanted, name)
+        if actual != expected_value:
+            if isinstance(actual, set):
+                return f"{name}: {sorted(actual ^ expected_value)}"
+            keys = sorted(
+                k for k in {**actual, **expected_value} if actual.get(k) != expected_value.get(k)
+            )
             key = keys[0]
-            told = f"{there.get(key, 'nothing')}, and must be {right.get(key, 'nothing')}"
-            return f"{name}: {len(keys)} keys are wrong; {key} has {told}"
+            difference = (
+                f"{actual.get(key, 'nothing')}, and must be {expected_value.get(key, 'nothing')}"
+            )
+            return f"{name}: {len(keys)} keys are wrong; {key} has {difference}"
     return ""

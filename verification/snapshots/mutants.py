@@ -367,8 +367,8 @@ def wrong_order() -> list[Change]:
     """The newest parts are loaded first."""
 
     def backwards(parts: Sequence[Part]) -> Iterator[list[Part]]:
-        found = sorted(parts, key=attrgetter("snapshot"), reverse=True)
-        return ([part] for part in found)
+        newest_first = sorted(parts, key=attrgetter("snapshot"), reverse=True)
+        return ([part] for part in newest_first)
 
     return [(loading, "by_snapshot", backwards)]
 
