@@ -1,4 +1,4 @@
-"""Mutants of `broker.protocol.groups`: one rule changed, which the histories of `delivery_model` must find."""
+"""Mutants of `broker.protocol.groups`: one rule changed, which the histories of `model` must find."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class DeadDoNotCount(Group):
 
 @mutant
 class EndOfNodeFails(Group):
-    """What was in flight when a node ended has failed."""
+    """Deliveries in flight when a node ended count as failed."""
 
     def standing_without_failure(self, flight: Flight) -> Standing:
         return replace(super().standing_without_failure(flight), spared=flight.spared)
@@ -124,7 +124,7 @@ class EndOfNodeFails(Group):
 
 @mutant
 class EndOfNodeIsNotCounted(Group):
-    """What was in flight when a node ended is delivered by the same number again."""
+    """Messages in flight when a node ended are delivered with the same delivery number again."""
 
     def standing_without_failure(self, flight: Flight) -> Standing:
         return replace(
@@ -144,7 +144,7 @@ class EndOfNodeAges(Group):
 
 @mutant
 class SentAwayFails(Group):
-    """Who is sent away is taken for dead."""
+    """A member that is sent away counts as dead."""
 
     def send_away(self, member: str, now: int) -> list[Command]:
         return self.leave(member, False, now)
@@ -152,7 +152,7 @@ class SentAwayFails(Group):
 
 @mutant
 class SentAwayDoesNotCount(Group):
-    """Who is sent away leaves as if by itself: its deliveries do not count."""
+    """A member that is sent away leaves gracefully: its deliveries do not count."""
 
     def send_away(self, member: str, now: int) -> list[Command]:
         return self.leave(member, True, now)
@@ -160,7 +160,7 @@ class SentAwayDoesNotCount(Group):
 
 @mutant
 class FailuresOfBefore(Group):
-    """A failure makes failures of all deliveries before it."""
+    """A failure turns all deliveries before it into failures."""
 
     def put_back(self, first: int, end: int, standing: Standing) -> None:
         failed = standing.reason and standing.spared < standing.count
@@ -169,7 +169,7 @@ class FailuresOfBefore(Group):
 
 @mutant
 class SparedIsNotSaved(Group):
-    """The log does not learn which deliveries ended with a node."""
+    """The log does not record which deliveries ended with a node."""
 
     def changes(self) -> list[Change]:
         return [
@@ -194,7 +194,7 @@ class DistanceOfTheUntried(Group):
 
 @mutant
 class NobodyIsBlocked(Group):
-    """An exclusive group goes on while an offset is delayed."""
+    """An exclusive group continues while an offset is delayed."""
 
     def blocked(self) -> int:
         return 1 << 62
@@ -202,7 +202,7 @@ class NobodyIsBlocked(Group):
 
 @mutant
 class NothingIsRecalled(Group):
-    """After a nack in an exclusive group, the member keeps what is above."""
+    """After a nack in an exclusive group, the member keeps the messages above it."""
 
     def _recall(self, party: Party, lowest: int) -> list[Command]:
         self.epoch += self.config.exclusive
@@ -254,7 +254,7 @@ class NewFirst(Group):
 
 @mutant
 class SilentTrim(Group):
-    """What is missed is skipped without a word."""
+    """Missed messages are skipped without being reported."""
 
     def trimmed(self, first: int, now: int) -> list[Command]:
         super().trimmed(first, now)
@@ -263,7 +263,7 @@ class SilentTrim(Group):
 
 @mutant
 class NobodyTold(Group):
-    """What was missed while nobody was there is told to nobody."""
+    """Messages missed while the group had no member are reported to no member."""
 
     def join(self, member: str, now: int) -> list[Command]:
         self.unreported.clear()
@@ -272,7 +272,7 @@ class NobodyTold(Group):
 
 @mutant
 class ClockOnlyForward(Group):
-    """A clock that goes back is not noticed."""
+    """A clock that goes back is ignored."""
 
     def look_at_clock(self, now: int) -> None:
         self.last_time = now
@@ -280,7 +280,7 @@ class ClockOnlyForward(Group):
 
 @mutant
 class SeekRemembersAcks(Group):
-    """After a seek back, what was acked before still counts for the distance."""
+    """After a seek back, acks from before it still count for the distance."""
 
     def seek(self, offset: int, now: int, member: str | None = None) -> list[Command]:
         highest = self.highest
@@ -291,7 +291,7 @@ class SeekRemembersAcks(Group):
 
 @mutant
 class LettersTwice(Group):
-    """A letter that is proposed is delivered, too."""
+    """A proposed dead letter is delivered, too."""
 
     def letters(self, now: int, most: int = 1000) -> list[Bury]:
         commands = super().letters(now, most)
@@ -303,7 +303,7 @@ class LettersTwice(Group):
 
 @mutant
 class KeptIsLost(Group):
-    """A letter that could not be written is given up all the same."""
+    """A dead letter that could not be written is given up all the same."""
 
     def kept(self, offset: int, now: int) -> bool:
         return self.buried(offset, now)
@@ -311,7 +311,7 @@ class KeptIsLost(Group):
 
 @mutant
 class BuriedCountsAsAcked(Group):
-    """A letter moves the highest acked offset."""
+    """A dead letter moves the highest acked offset."""
 
     def buried(self, offset: int, now: int) -> bool:
         done = super().buried(offset, now)
@@ -321,7 +321,7 @@ class BuriedCountsAsAcked(Group):
 
 @mutant
 class DeliveriesAreNotSaved(Group):
-    """The log does not learn of deliveries."""
+    """The log does not record deliveries."""
 
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
         unsaved = self.unsaved.copy()
@@ -350,7 +350,7 @@ class TimersForget(Group):
 
 @mutant
 class DeathAfterDelivery(Group):
-    """Dead letters are looked for after delivery."""
+    """Dead letters are searched after delivery."""
 
     def take(self, now: int) -> list[Deliver]:
         apply_dead_letter_rules = self.apply_dead_letter_rules
@@ -365,7 +365,7 @@ class DeathAfterDelivery(Group):
 
 @mutant
 class FlightsNeverDie(Group):
-    """In-flight messages are never dead: what comes back below the distance is delivered again."""
+    """In-flight messages are never dead: a message that comes back below the distance is delivered again."""
 
     def apply_dead_letter_rules(self, now: int) -> None:
         back = [piece for piece in self.waiting if piece[2].count]
@@ -426,7 +426,7 @@ class UncountedDeliveriesAge(Group):
 
 @mutant
 class AgeIsNotSaved(Group):
-    """The log does not learn when a message was first delivered."""
+    """The log does not record when a message was first delivered."""
 
     def changes(self) -> list[Change]:
         return [
@@ -439,7 +439,7 @@ class AgeIsNotSaved(Group):
 
 @mutant
 class NothingIsPaused(Group):
-    """A nack that blocks delays its messages only."""
+    """A nack that blocks the group delays only its own messages."""
 
     def nack(self, *args: Any, block: bool = False, **kwargs: Any) -> list[Command]:
         return super().nack(*args, **kwargs)
@@ -467,7 +467,7 @@ class StaleNackBlocks(Group):
 
 @mutant
 class PauseIsForgotten(Group):
-    """The log does not learn that a group is blocked."""
+    """The log does not record that a group is blocked."""
 
     def changes(self) -> list[Change]:
         return [change for change in super().changes() if not isinstance(change, Paused)]
@@ -498,7 +498,7 @@ class StaleTimerEndsDelay(Group):
 
 @mutant
 class RedrivenTwice(Group):
-    """A letter is redriven each time it is asked for."""
+    """A dead letter is redriven once for each request."""
 
     def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
         return super().redrive_message(offset, max(redrives, self.redrives(offset)))
@@ -506,7 +506,7 @@ class RedrivenTwice(Group):
 
 @mutant
 class RedriveKeepsEpoch(Group):
-    """After a redrive acks of the deliveries before it count."""
+    """After a redrive, acks of earlier deliveries count."""
 
     def redrive(
         self, letters: Iterable[tuple[int, int]], now: int
@@ -519,7 +519,7 @@ class RedriveKeepsEpoch(Group):
 
 @mutant
 class RedrivenAreFarBehind(Group):
-    """What is redriven is as far behind as before, and dies at once."""
+    """A redriven message is as far behind as before, and dies at once."""
 
     def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
         how = super().redrive_message(offset, redrives)
@@ -530,7 +530,7 @@ class RedrivenAreFarBehind(Group):
 
 @mutant
 class RedriveIsNotSaved(Group):
-    """The log does not learn of a redrive."""
+    """The log does not record a redrive."""
 
     def changes(self) -> list[Change]:
         return [change for change in super().changes() if not isinstance(change, Redriven)]
@@ -538,7 +538,7 @@ class RedriveIsNotSaved(Group):
 
 @mutant
 class DamageIsDelivered(Group):
-    """What cannot be read is delivered."""
+    """Unreadable messages are delivered."""
 
     def blocked(self) -> int:
         readable, self.readable = self.readable, UNBOUNDED
@@ -549,7 +549,7 @@ class DamageIsDelivered(Group):
 
 @mutant
 class LaterDamageHidesEarlier(Group):
-    """Damage that is found later, and lies behind, makes what is between readable."""
+    """Damage that is found later, at higher offsets, makes the messages in between readable."""
 
     def unreadable(self, offset: int) -> None:
         self.readable = offset
@@ -557,7 +557,7 @@ class LaterDamageHidesEarlier(Group):
 
 @mutant
 class DelayedHideDamage(Group):
-    """Consumers are told of damage while messages before it are delayed."""
+    """Consumers hear of damage while messages before it are delayed."""
 
     def at_damage(self) -> bool:
         ready = self.ready_below(self.readable)
@@ -575,7 +575,7 @@ class UnsentCounts(Group):
 
 @mutant
 class UnsentKeepsEpoch(Group):
-    """What could not be sent by an exclusive group is delivered again in the same epoch."""
+    """Messages that an exclusive group could not send are delivered again in the same epoch."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
         epoch = self.epoch
@@ -586,7 +586,7 @@ class UnsentKeepsEpoch(Group):
 
 @mutant
 class UnsentAreMissedInSilence(Group):
-    """Nobody is told of messages that are gone when they come back unsent."""
+    """Messages that are gone when they come back unsent are not reported."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
         commands = super().unsent(member, receipts, now)
@@ -595,7 +595,7 @@ class UnsentAreMissedInSilence(Group):
 
 @mutant
 class UnsentOutOfOrder(Group):
-    """A member of an exclusive group keeps what lies above what could not be sent."""
+    """A member of an exclusive group keeps the messages above one that could not be sent."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
         _, claims, _ = self._claim(member, receipts, now)

@@ -75,7 +75,7 @@ class _ReleasesAtClose(Table):
 
 @mutant(PLAIN)
 class ReleaseWithAcked(_ReleasesAtClose):
-    """A stream is released at close, with what was acknowledged last."""
+    """A stream is released at close, with the last acknowledged position."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ class ReleaseWithAcked(_ReleasesAtClose):
 
 @mutant(Case(messages=1, closes=1, crashes=1))
 class ReleaseWithSeen(_ReleasesAtClose):
-    """A stream is released at close, with what was seen last."""
+    """A stream is released at close, with the last seen position."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class KeepLateGrant(Table):
 
 @mutant(PLAIN)
 class ResumeAtAcked(Table):
-    """A connector that comes back to the worker goes on after what it was told to be safe."""
+    """A connector that comes back to the worker continues after its last safe message."""
 
     __slots__ = ()
 
@@ -182,7 +182,7 @@ class DrainForgets(Table):
 
 @mutant(SHRINK)
 class DrainKeepsReading(Table):
-    """What is pending when a worker drains is opened nevertheless."""
+    """Streams that are pending when a worker drains are opened nevertheless."""
 
     __slots__ = ()
 
@@ -214,7 +214,7 @@ class NeverAcknowledge(Table):
 
 @mutant(PLAIN)
 class AcknowledgeSeen(Table):
-    """What was seen is acknowledged, and not what the snapshot recorded."""
+    """Seen messages are acknowledged, and not those that the snapshot recorded."""
 
     __slots__ = ()
 
@@ -225,7 +225,7 @@ class AcknowledgeSeen(Table):
 
 @mutant(PLAIN)
 class ToldBefore(Table):
-    """A connector that comes back does not hear what the one before it was told."""
+    """A connector that comes back does not hear the acknowledgements of its predecessor."""
 
     __slots__ = ()
 
@@ -240,7 +240,7 @@ class ToldBefore(Table):
 
 @mutant(CRASH)
 class NoGeneration(Registry):
-    """The registry takes what is of an older generation."""
+    """The registry accepts messages of an older generation."""
 
     __slots__ = ()
 
@@ -253,7 +253,7 @@ class NoGeneration(Registry):
 
 @mutant(STRAGGLER)
 class NoProcess(NoGeneration):
-    """The registry takes what is of an older generation, and asks for the worker's name, not for its process."""
+    """The registry accepts messages of an older generation: it checks the worker's name, not its process."""
 
     __slots__ = ()
 
@@ -269,7 +269,7 @@ class NoProcess(NoGeneration):
 
 @mutant(PLAIN)
 class ForgetsBase(Registry):
-    """A snapshot without word of its owner holds nothing of a stream."""
+    """A snapshot without a report of the owner of a stream holds nothing of the stream."""
 
     __slots__ = ()
 
@@ -297,7 +297,7 @@ class KeepsPositions(Registry):
 
 @mutant(CRASH)
 class KeepsOwners(Registry):
-    """When the flow goes back, streams stay with who had them."""
+    """When the flow goes back, streams stay with their owners."""
 
     __slots__ = ()
 
@@ -311,7 +311,7 @@ class KeepsOwners(Registry):
 
 @mutant(RACE)
 class GrantsTwice(Registry):
-    """A stream is granted to whoever asks last."""
+    """A stream is granted to the last worker that asks."""
 
     __slots__ = ()
 
@@ -325,7 +325,7 @@ class GrantsTwice(Registry):
 
 @mutant(SHRINK)
 class LeftIsFree(Registry):
-    """The streams of a worker that left go on after what they began with."""
+    """The streams of a worker that left continue from where the worker began."""
 
     __slots__ = ()
 
@@ -345,7 +345,7 @@ class LeftForEver(Registry):
 
 @mutant(Case(messages=1, closes=0, shrinks=1, failures=True, crashes=1))
 class LeftAtOnce(Registry):
-    """The streams of a worker that left are nobody's, and forgotten."""
+    """The streams of a worker that left are free at once, and forgotten."""
 
     __slots__ = ()
 
@@ -359,7 +359,7 @@ class LeftAtOnce(Registry):
 
 @mutant(CRASH)
 class NoRewind(Sender):
-    """A connector goes on where it was, whatever the answer says."""
+    """A connector continues from where it was, whatever the answer says."""
 
     __slots__ = ()
 

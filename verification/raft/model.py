@@ -4,7 +4,7 @@ The possible events of a case are counted for each node: how often it may time o
 heartbeats, crash, or lose all messages for a while. Writes take time: a crash before the sync loses data that was
 handed out to be written. Links keep their order. There is no clock: a node that may campaign may do so at any moment,
 so what is found to be safe is safe whatever clocks do. What depends on clocks (leases, check-quorum), members that
-change, snapshots, and links that lose and reorder, are the simulation's part (`raft_world`).
+change, snapshots, and links that lose and reorder, are the simulation's part (`world`).
 
 Proven of every reachable state, for each two nodes:
 

@@ -1,6 +1,6 @@
 """Mutants of `broker.protocol.raft` and of its driver: one rule changed, which must be found.
 
-The exploration (`raft_model`) of a case finds the change, or the simulation (`raft_world`): a seed that shows it, and
+The exploration (`model`) of a case finds the change, or the simulation (`world`): a seed that shows it, and
 other seeds if the schedule of that seed has changed.
 """
 
@@ -60,7 +60,7 @@ MUTANTS["The vote is not kept"] = Raft, Habits(keeps_vote=False), Case("110", cr
 
 @mutant(Case("110"))
 class VotesTwice(Raft):
-    """A node votes for whoever asks."""
+    """A node votes for every candidate of a term."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class VotesTwice(Raft):
 
 @mutant(Case("110"))
 class VotesForAnybody(Raft):
-    """A node votes for candidates that lack what it has."""
+    """A node votes for candidates that lack entries it has."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ class ForgetsItsTerm(Raft):
 
 
 class CommitsEarlierTerms(Raft):
-    """Entries of earlier terms are committed by counting. (Chance hardly shows it: a test tells the story.)"""
+    """Entries of earlier terms are committed by counting. (Chance hardly shows this: a test does.)"""
 
     __slots__ = ()
 
@@ -171,7 +171,7 @@ class CutsWhatFits(Raft):
 
 @mutant(12)
 class NeverCuts(Raft):
-    """A follower keeps what differs from the leader's log."""
+    """A follower keeps entries that differ from the leader's log."""
 
     __slots__ = ()
 
@@ -201,7 +201,7 @@ class TakesAnything(Raft):
 
 @mutant(2)
 class ThinksItHasMore(Raft):
-    """A leader takes what it sent for what a follower has."""
+    """A leader takes sent entries for entries that a follower has."""
 
     __slots__ = ()
 
@@ -214,7 +214,7 @@ class ThinksItHasMore(Raft):
 
 @mutant(8)
 class CountsLearnersLogs(Raft):
-    """What learners have counts as what voters have."""
+    """Entries of learners count like entries of voters."""
 
     __slots__ = ()
 
@@ -226,7 +226,7 @@ class CountsLearnersLogs(Raft):
 
 @mutant(30)
 class NoticesNoLoss(Raft):
-    """Heartbeats name what a follower is known to have, so what was lost is never noticed."""
+    """Heartbeats name the follower's known entries, so a lost entry is never noticed."""
 
     __slots__ = ()
 
@@ -243,7 +243,7 @@ class NoticesNoLoss(Raft):
 
 @mutant(8)
 class MixesPieces(Raft):
-    """Pieces of snapshots of two leaders are put together."""
+    """Pieces of the snapshots of two leaders are combined."""
 
     __slots__ = ()
 
@@ -268,7 +268,7 @@ class ReadsAtOnce(Raft):
 
 @mutant(2)
 class ReadsBeforeItKnows(Raft):
-    """A leader answers reads before it has committed something of its own term."""
+    """A leader answers reads before it has committed an entry of its own term."""
 
     __slots__ = ()
 
@@ -279,7 +279,7 @@ class ReadsBeforeItKnows(Raft):
 
 @mutant(430)
 class KeepsItsLease(Raft):
-    """A leader that has chosen another keeps its lease."""
+    """A leader that transfers its leadership keeps its lease."""
 
     __slots__ = ()
 
@@ -290,7 +290,7 @@ class KeepsItsLease(Raft):
 
 @mutant(492)
 class VotesUnderALeader(Raft):
-    """A node that hears of a leader votes for others all the same, and leases are used."""
+    """A node that hears of a leader votes for others all the same, while leases are used."""
 
     __slots__ = ()
 

@@ -5,8 +5,8 @@ late, or in the states in between never. The possible events are counted for eac
 leads in epoch 1, and all nodes have its label. Links keep their order. A session may end at any time; messages of the
 session before come late, or (`deaf`) not at all. A sync makes all waiting data durable; a crash keeps any part of it.
 
-Proven of every reachable state are the rules of `replication_node`. Larger sets, full disks, and that all copies become
-the same when the faults are over, are the simulation's part (`replication_world`).
+Proven of every reachable state are the rules of `node`. Larger sets, full disks, and that all copies become
+the same when the faults are over, are the simulation's part (`world`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mutants of `broker.protocol.replication` and of its driver: one rule changed, which must be found.
 
-The exploration (`replication_model`) of a case finds the change, or the simulation (`replication_world`): a seed that
+The exploration (`model`) of a case finds the change, or the simulation (`world`): a seed that
 shows it, and other seeds if the schedule of that seed has changed. The changes in `EQUAL` break no property;
 docs/design/replication.md says why.
 """
@@ -77,13 +77,13 @@ def swapped(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 DRIVERS: Final[dict[str, tuple[Habits, int | Case]]] = {
     "A promise is forgotten in a crash": (Habits(keeps_promise=False), 158),
-    "A standing is told before what was being written is on disk": (Habits(drains=False), 0),
+    "A standing is sent before the pending writes are on disk": (Habits(drains=False), 0),
     "A damaged copy keeps its label": (Habits(marks_loss=False), 35),
-    "A master goes on though it has missed an epoch": (Habits(goes_on_late=True), 15),
-    "A master that has promised a later epoch goes on": (Habits(stops=False), 0),
+    "A master continues though it has missed an epoch": (Habits(goes_on_late=True), 15),
+    "A master that has promised a later epoch continues": (Habits(stops=False), 0),
     "A promise for an older epoch counts for the next": (Habits(knows_sessions=False), 388),
-    "A label is written before what stands before it": (Habits(in_order=False), 14),
-    "Who votes changes again before the epoch is active": (Habits(waits_for_active=False), 25),
+    "A label is written before the messages before it": (Habits(in_order=False), 14),
+    "The voters change again before the epoch is active": (Habits(waits_for_active=False), 25),
 }
 MUTANTS.update(DRIVERS)
 EQUAL["A master that recovers does not ask the set that was active"] = Habits(asks_both=False)
@@ -143,7 +143,7 @@ class AsksAFew(Master):
 
 @mutant(4)
 class AsksNobody(Master):
-    """A master takes its own copy for the best."""
+    """A master takes its own copy for the best without asking others."""
 
     __slots__ = ()
 
@@ -153,7 +153,7 @@ class AsksNobody(Master):
 
 @mutant(LOSS)
 class BelievesWhatIsLeft(Master):
-    """A copy that loses something while it is fetched from is fetched to where it ends then."""
+    """A copy that loses messages while it is fetched from is fetched only to its new end."""
 
     __slots__ = ()
 
@@ -201,7 +201,7 @@ def _without_first(one: Standing, other: Standing) -> int:
 
 
 class _Agrees(Master):
-    """Mutants that look elsewhere for the point up to which copies agree."""
+    """Mutants that compute another offset up to which copies agree."""
 
     __slots__ = ()
     how: Callable[[Standing, Standing], int] = staticmethod(agree)
@@ -217,7 +217,7 @@ class _Agrees(Master):
 
 @mutant(3)
 class AgreesByLength(_Agrees):
-    """Copies are taken for the same as far as both go."""
+    """Copies are taken for equal up to the shorter length."""
 
     __slots__ = ()
     how = staticmethod(_by_length)
@@ -225,7 +225,7 @@ class AgreesByLength(_Agrees):
 
 @mutant(60)
 class AgreesBeforeTheFirst(_Agrees):
-    """What lies before the first message of the master is taken for the same."""
+    """Messages before the first one of the master are taken for equal."""
 
     __slots__ = ()
     how = staticmethod(_with_first)
@@ -233,7 +233,7 @@ class AgreesBeforeTheFirst(_Agrees):
 
 @mutant(3)
 class AgreesInOneMore(_Agrees):
-    """Copies are taken for the same one message further than they are."""
+    """Copies are taken for equal one message too far."""
 
     __slots__ = ()
     how = staticmethod(_one_more)
@@ -241,7 +241,7 @@ class AgreesInOneMore(_Agrees):
 
 @mutant(53)
 class ForgetsTheFirst(_Agrees):
-    """What a copy does not keep any more is not taken for the same."""
+    """Messages that a copy has trimmed are not taken for equal."""
 
     __slots__ = ()
     how = staticmethod(_without_first)
@@ -288,7 +288,7 @@ class AFewAreEnough(Master):
 
 @mutant(21)
 class CountsLearners(Master):
-    """Who does not vote counts as well."""
+    """Copies of learners count as well."""
 
     __slots__ = ()
 
@@ -300,7 +300,7 @@ class CountsLearners(Master):
 
 @mutant(None)
 class CountsTheLost(Master):
-    """What a replica said to have counts on, though it comes back and has lost it."""
+    """The messages of a replica still count after the replica comes back without them."""
 
     __slots__ = ()
 
@@ -313,7 +313,7 @@ class CountsTheLost(Master):
 
 @mutant(158)
 class CountsWhatIsTold(Master):
-    """What a replica tells in the middle of a session counts as if it were on disk."""
+    """The claims of a replica in the middle of a session count as if they were on disk."""
 
     __slots__ = ()
 
@@ -323,7 +323,7 @@ class CountsWhatIsTold(Master):
 
 @mutant(3)
 class CountsOldGroups(Master):
-    """Numbers of groups count whatever their epoch."""
+    """Group changes count whatever their epoch."""
 
     __slots__ = ()
 
@@ -340,7 +340,7 @@ class CountsOldGroups(Master):
 
 @mutant(None)
 class HearsOldSessions(Master):
-    """A master hears what is of an old session."""
+    """A master accepts messages of an old session."""
 
     __slots__ = ()
 
@@ -381,7 +381,7 @@ class ActiveWithoutGroups(Master):
 
 @mutant(180)
 class FeedsWhatIsGone(Master):
-    """A replica that is too slow for what is kept is fed on."""
+    """A replica that is behind the trimmed log is fed on."""
 
     __slots__ = ()
 
@@ -395,7 +395,7 @@ class FeedsWhatIsGone(Master):
 
 @mutant(0)
 class NeverSendsAll(Master):
-    """States of groups are not sent whole."""
+    """States of groups are never sent completely."""
 
     __slots__ = ()
 
@@ -409,7 +409,7 @@ class NeverSendsAll(Master):
 
 @mutant(18)
 class LabelsAtOnce(Replica):
-    """A replica is labelled before it has what lies before the start."""
+    """A replica is labelled before it has the messages before the start."""
 
     __slots__ = ()
 
@@ -423,7 +423,7 @@ class LabelsAtOnce(Replica):
 
 @mutant(LOSS)
 class ForgetsItsLoss(Replica):
-    """A lost copy is labelled at the start of the epoch, as any other."""
+    """A lost copy is labelled at the start of the epoch, like any other."""
 
     __slots__ = ()
 
@@ -440,7 +440,7 @@ class ForgetsItsLoss(Replica):
 
 @mutant(LOSS)
 class ForgetsLostGroups(Replica):
-    """A lost copy is labelled though its groups have not come."""
+    """A lost copy is labelled before its groups have arrived."""
 
     __slots__ = ()
 
@@ -454,7 +454,7 @@ class ForgetsLostGroups(Replica):
 
 @mutant(4)
 class HearsWhatIsVoid(Replica):
-    """A replica hears what was sent before it told how it stands."""
+    """A replica accepts messages that were sent before it reported its standing."""
 
     __slots__ = ()
 
@@ -464,7 +464,7 @@ class HearsWhatIsVoid(Replica):
 
 @mutant(874)
 class HearsOldMasters(Replica):
-    """A replica hears any session."""
+    """A replica accepts messages of any session."""
 
     __slots__ = ()
 
@@ -474,7 +474,7 @@ class HearsOldMasters(Replica):
 
 @mutant(105)
 class SaysWhatIsNotOnDisk(Replica):
-    """A replica says to have what is not on its disk yet."""
+    """A replica reports messages that are not on its disk yet."""
 
     __slots__ = ()
 
@@ -488,7 +488,7 @@ class SaysWhatIsNotOnDisk(Replica):
 
 @mutant(118)
 class KeepsWhatTheMasterHasNot(Replica):
-    """A replica does not cut off what the master has not."""
+    """A replica does not cut off messages that the master does not have."""
 
     __slots__ = ()
 
@@ -501,7 +501,7 @@ class KeepsWhatTheMasterHasNot(Replica):
 
 @mutant(21)
 class ShowsTooMuch(Replica):
-    """A replica shows what it has, not what is safe."""
+    """A replica shows all its messages, not only safe ones."""
 
     __slots__ = ()
 
@@ -512,7 +512,7 @@ class ShowsTooMuch(Replica):
 
 @mutant(None)
 class TakesGaps(Replica):
-    """A replica takes changes of groups though there is a gap before them."""
+    """A replica accepts changes of groups behind a gap."""
 
     __slots__ = ()
 
@@ -524,7 +524,7 @@ class TakesGaps(Replica):
 
 @mutant(None)
 class TakesAnything(Replica):
-    """A replica does not look at what lies before what it is sent."""
+    """A replica does not check what comes before the messages it receives."""
 
     __slots__ = ()
 
@@ -534,7 +534,7 @@ class TakesAnything(Replica):
 
 @mutant(245)
 class TrimsAhead(Replica):
-    """A replica trims what is not on its disk yet."""
+    """A replica trims messages that are not on its disk yet."""
 
     __slots__ = ()
 
@@ -552,7 +552,7 @@ class TrimsAhead(Replica):
 
 @mutant(UNITS)
 class CountsHalves(Master):
-    """What is safe may end within a unit."""
+    """The safe part of the log may end within a unit."""
 
     __slots__ = ()
 
@@ -562,7 +562,7 @@ class CountsHalves(Master):
 
 @mutant(UNITS)
 class ForgetsUnits(Master):
-    """A unit is forgotten when something is counted."""
+    """Units are forgotten when a replica reports."""
 
     __slots__ = ()
 
@@ -574,7 +574,7 @@ class ForgetsUnits(Master):
 
 @mutant(UNITS)
 class LeadsWithAHalf(Master):
-    """A master does not cut off a part of a unit before it leads."""
+    """A master does not cut off an incomplete unit before it leads."""
 
     __slots__ = ()
 
@@ -585,7 +585,7 @@ class LeadsWithAHalf(Master):
 
 @mutant(UNITS)
 class KnowsNoCut(Master):
-    """A master does not know that its log is shorter without a part of a unit."""
+    """A master does not know that its log is shorter after an incomplete unit was cut off."""
 
     __slots__ = ()
 
@@ -595,7 +595,7 @@ class KnowsNoCut(Master):
 
 @mutant(Case("abc", "b", units="1"))
 class ShowsHalves(Replica):
-    """Readers at a replica see a part of a unit."""
+    """Readers at a replica see an incomplete unit."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
 """A node with one copy of a stream for the proof: the production machines, a disk, and the duties of a driver.
 
-The exploration (`replication_model`) and the simulation (`replication_world`) use the same node. Data to be written
+The exploration (`model`) and the simulation (`world`) use the same node. Data to be written
 waits in a *line*, and is on disk later, in order; a crash keeps some of the first items of the line. Every published
 message and every change of groups is different, so any loss, doubling or exchange is seen.
 

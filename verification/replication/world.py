@@ -2,7 +2,7 @@
 
 There is no clock: the next event is drawn at random. So nothing here depends on leases: metadata appoints another
 master at any time, and the old master continues until it hears of that, which may be never. Checked at every step are
-the rules of `replication_node`, for all nodes; and when the faults are over:
+the rules of `node`, for all nodes; and when the faults are over:
 
 * all copies become the same, with all that was ever safe, and messages that are published then are safe everywhere
   (unless copies that are LOST leave no majority: then no node can lead, which is right, and is counted).
