@@ -21,7 +21,7 @@ from bench._peers import PeerError
 from railgun.client import load
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
-from railgun.client.load import Waits
+from railgun.client.load import Latencies
 from railgun.client.publisher import Acks
 from railgun.transport.records import build
 
@@ -125,7 +125,7 @@ async def _read(client: Client, most: int, seconds: float) -> load.Measured:
     count, began = 0, clock()
     async with await client.subscribe(STREAM, prefetch=load.PREFETCH) as subscription:
         while count < most and clock() < began + seconds:
-            count += len(await subscription.batch(load.PREFETCH // 2, load.PATIENCE))
+            count += len(await subscription.batch(load.PREFETCH // 2, load.RECEIVE_TIMEOUT_S))
         return load.Measured(count, clock() - began)
 
 
@@ -164,7 +164,7 @@ async def single(cluster: OurCluster, much: Much) -> Figures:
     finally:
         os.close(bare)
     return {
-        f"{who}, {name}": 1e6 * Waits(found).at(share)
+        f"{who}, {name}": 1e6 * Latencies(found).at(share)
         for who, found in times.items()
         for name, share in (("p50", 0.5), ("p99", 0.99))
     }
@@ -186,8 +186,8 @@ async def metadata(cluster: OurCluster, much: Much) -> Figures:
                 if made["result"] != "CREATED":
                     raise PeerError(f"a new stream was not made: {made}")
         found |= {
-            f"{who}, p50": 1e3 * Waits(waits).at(0.5),
-            f"{who}, p99": 1e3 * Waits(waits).at(0.99),
+            f"{who}, p50": 1e3 * Latencies(waits).at(0.5),
+            f"{who}, p99": 1e3 * Latencies(waits).at(0.99),
         }
     return found
 
@@ -298,7 +298,7 @@ async def catch_up(cluster: OurCluster, much: Much) -> Figures:
     }
 
 
-async def _look_on(client: Client, seconds: float) -> Waits:
+async def _look_on(client: Client, seconds: float) -> Latencies:
     """Publish a message now and then, until it is cancelled; how long each took."""
     waits, end = [], clock() + seconds
     with contextlib.suppress(asyncio.CancelledError):
@@ -307,7 +307,7 @@ async def _look_on(client: Client, seconds: float) -> Waits:
             await client.publish(STREAM, b"x" * SIZE)
             waits.append(clock() - began)
             await asyncio.sleep(PAUSE)
-    return Waits(waits or [0.0])
+    return Latencies(waits or [0.0])
 
 
 def bare_writes(path: Path, size: int) -> float:

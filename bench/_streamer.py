@@ -223,7 +223,7 @@ async def through(work: Work, client: Client) -> Figures:
         subscription = await client.subscribe("through", group="all", prefetch=load.PREFETCH)
         async with subscription:
             while consumed < work.messages:
-                batch = await subscription.batch(load.PREFETCH // 2, load.PATIENCE)
+                batch = await subscription.batch(load.PREFETCH // 2, load.RECEIVE_TIMEOUT_S)
                 subscription.ack_all(batch)
                 consumed += len(batch)
                 room.set()
@@ -265,7 +265,7 @@ async def unacked(work: Work, client: Client) -> Figures:
     before = work.node_bytes()
     held: list[Message] = []
     while len(held) < 2 * count:
-        held += await subscription.batch(2 * count, load.PATIENCE)
+        held += await subscription.batch(2 * count, load.RECEIVE_TIMEOUT_S)
     await subscription.flush()
     delivered = peak = work.node_bytes()
     acked, longest = 0, 0.0
@@ -347,7 +347,7 @@ async def many(work: Work, client: Client) -> Figures:
         async with await who.subscribe(name, group="all") as subscription:
             found: list[bytes] = []
             while len(found) < each:
-                batch = await subscription.batch(each, load.PATIENCE)
+                batch = await subscription.batch(each, load.RECEIVE_TIMEOUT_S)
                 subscription.ack_all(batch)
                 found += [message.payload for message in batch]
             await subscription.flush()

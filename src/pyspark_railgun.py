@@ -1,6 +1,6 @@
-"""Lets Spark find `format("railgun")`: it looks into every module whose name begins with `pyspark_`.
+"""Register the format `railgun`: Spark imports every module whose name begins with `pyspark_`.
 
-Spark imports this in each session, whether anybody reads a stream or not: what it takes to do so comes later.
+Spark imports this module in each session, whether a stream is read or not. So its own imports come later, when needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Persistent streams of a node: see `railgun.spark.streams`."""
+    """The format `railgun`: persistent streams of a broker, see `railgun.spark.streams`."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in `format(...)` and `USING ...`."""
+        """Return the name for `format(...)` and `USING ...`."""
         return "railgun"
 
     def _source(self) -> StreamSource:
@@ -35,21 +35,21 @@ class DefaultSource(DataSource):
         return StreamSource(self.options)
 
     def schema(self) -> StructType | str:
-        """Which columns there are if the user gives none."""
+        """Return the columns that the format has if the user gives no schema."""
         return self._source().schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """Return the reader for `spark.read`."""
         return self._source().reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         return self._source().streamReader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `df.write`."""
+        """Return the writer for `df.write`."""
         return self._source().writer(schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """For `df.writeStream`."""
+        """Return the writer for `df.writeStream`."""
         return self._source().streamWriter(schema, overwrite)

@@ -1,7 +1,7 @@
-"""`spark.read.format("railgun-state")`: the state of a flow as a table, with nothing to register.
+"""Register the format `railgun-state`, which reads the state of a flow as a table.
 
-Spark looks for modules whose names begin with `pyspark_`, and imports all of them when a session first asks for any
-format of Python. So this one is small, and imports Railgun when its table is asked for. See docs/state-tables.md.
+Spark looks for modules whose names begin with `pyspark_`, and imports all of them when a session first uses a Python
+data source. So this module is small, and imports Railgun only when its table is used. See docs/state-tables.md.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """The format."""
+    """The format `railgun-state`."""
 
     table: Table | None = None
-    """What was found when its schema was asked for: from then on it is this snapshot, and no later one."""
+    """The table whose schema was read: from then on its snapshot is fixed, and later ones are ignored."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called."""
+        """Return the name for `format(...)` and `USING ...`."""
         return "railgun-state"
 
     def schema(self) -> StructType:
-        """Columns by what is in the state."""
+        """Return the columns, inferred from the state."""
         from railgun.spark.state_table import Table
 
         self.table = Table.of(self.options)
-        return self.table.guessed()
+        return self.table.inferred_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What plans the tasks and reads."""
+        """Return the reader that plans the tasks and reads the rows."""
         from railgun.spark.state_table import StateReader, Table
 
-        guessed = self.table is not None
-        return StateReader(self.table or Table.of(self.options), schema, guessed)
+        inferred = self.table is not None
+        return StateReader(self.table or Table.of(self.options), schema, inferred)

@@ -25,6 +25,7 @@ SLOW_FILES = {
     "spark/test_demo.py",
     "spark/test_driver.py",
     "spark/test_standalone.py",
+    "test_wheel.py",
     "verification/test_chaos.py",
     "verification/test_faults_single.py",
 }

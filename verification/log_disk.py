@@ -32,7 +32,7 @@ from typing import Final, Literal
 
 from railgun.broker.log.disk import File, check_path
 from railgun.storage.lock import Lock
-from railgun.testing.disks import Names, SimulatedLock, crashing_at, flipped
+from railgun.testing.disks import DirectoryEntries, SimulatedLock, crash_hook, flip_bit
 from railgun.transport.records import Bytes
 
 Step = Literal[
@@ -72,7 +72,7 @@ class LogDisk:
         self.syncs = 0
         """How many syncs of files have been called."""
         self._chance = random.Random(seed)
-        self._names: Names[_Content] = Names()
+        self._names: DirectoryEntries[_Content] = DirectoryEntries()
         self._owners: dict[str, SimulatedLock] = {}
         self._life = 0
         self.guard = threading.RLock()  # several threads of a program use it
@@ -149,7 +149,7 @@ class LogDisk:
 
     def crash_at(self, step: int) -> None:
         """Raise `Crash` before the step of this number, counted from now on; 0 is the next one."""
-        self.hook = crashing_at(step, self.crash)
+        self.hook = crash_hook(step, self.crash)
 
     def crash(self) -> None:
         """End all programs and close their files; the disk stays as it is."""
@@ -188,7 +188,7 @@ class LogDisk:
 
     def flip(self, path: str, bit: int | None = None) -> None:
         """Flip one bit of a file, a random one by default."""
-        self.replace(path, flipped(self._names.seen[path].seen, bit, self._chance))
+        self.replace(path, flip_bit(self._names.seen[path].seen, bit, self._chance))
 
     def replace(self, path: str, data: Bytes) -> None:
         """Replace the content of a file, without any program."""

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from railgun.errors import RailgunError
-from railgun.spark.session import LOOPBACK, QUICK, find_java
+from railgun.spark.java import find_java
+from railgun.spark.session import LOOPBACK, QUICK_JVM_OPTIONS
 
 __all__ = ["DYNAMIC", "Standalone", "StandaloneError", "standalone"]
 
@@ -40,7 +41,7 @@ DYNAMIC = {
     "spark.dynamicAllocation.executorIdleTimeout": "2s",
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK_JVM_OPTIONS,
 }
 """Settings that add executors for tasks that wait for a slot, and remove idle executors."""
 
@@ -117,7 +118,7 @@ def _start(role: str, arguments: list[str], scratch: Path, log: Path) -> subproc
         "SPARK_LOCAL_DIRS": str(scratch / "local"),
         "SPARK_CONF_DIR": str(scratch / "conf"),  # only the defaults
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": f"{QUICK} -Dspark.master.rest.enabled=false",
+        "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM_OPTIONS} -Dspark.master.rest.enabled=false",
     }
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", *arguments]
     with log.open("wb") as told:

@@ -1,24 +1,24 @@
-"""Stable 64-bit hashes of keys: the same in every process, on every machine, in every run.
+"""Compute stable 64-bit hashes of keys: the same in every process, on every machine, in every run.
 
-The rest of the core knows a key only by its hash. Two promises follow:
+The rest of the engine identifies a key only by its hash. Two promises follow:
 
-1. **Equal keys hash equal**, across types too, as Python compares them: ``1 == 1.0 == True``,
-   ``Decimal("0.5") == 0.5``, a named tuple and the plain tuple. (The converse is not promised: keys
-   that share a hash simply live together.)
-2. **Stable**: not Python's ``hash()``, which is salted per process for strings.
+1. **Equal keys have equal hashes**, across types too, as Python compares them: ``1 == 1.0 == True``, ``Decimal("0.5")
+   == 0.5``, a named tuple and the plain tuple. (The converse is not promised: keys that share a hash are placed
+   together.)
+2. **Hashes are stable**: Python's ``hash()`` is not used, because it is salted per process for strings.
 
-A key must equal itself after it has travelled or was saved, or its state would not be found again. So NaN (of
-float, complex, Decimal and numpy, also inside of tuples and other keys), NaT, and classes with ``__stable_key__``
-but without ``__eq__`` are refused. So is a class that comes from a type of keys, as a subclass of str, and has an
-``__eq__`` or ``__hash__`` of its own: which of its objects are equal is told by ``__stable_key__``, or by nobody.
+A key must equal itself after it was sent or saved, or its state would not be found again. So these are refused: NaN (of
+float, complex, Decimal and numpy, also inside of tuples and other keys), NaT, and classes with ``__stable_key__`` but
+without ``__eq__``. A subclass of a key type, such as str, that defines its own ``__eq__`` or ``__hash__`` is refused
+too unless it has ``__stable_key__``: otherwise Railgun cannot know which of its objects are equal.
 
-Columns of str, bytes and int are hashed as arrays, with no Python per key. Any other key takes the
-path of `key_hash`: numbers, None, tuples, frozensets, enums, dataclasses, dates, UUIDs, and classes that
-tell their identity with ``__stable_key__``. What fits nowhere is refused with a `KeyTypeError`. What the code of such
-a class raises is a `KeyCodeError`, which names the method and has the exception as its cause: a `StopIteration` would
-else end the column.
+Columns of str, bytes and int are hashed as arrays, without Python code for each key. Any other key is hashed by
+`key_hash`: numbers, None, tuples, frozensets, enums, dataclasses, dates, UUIDs, and classes that return their identity
+from ``__stable_key__``. Any other type is refused with a `KeyTypeError`. An exception that the code of such a class
+raises becomes the cause of a `KeyCodeError`, which names the method; a bare `StopIteration` would silently end the
+column.
 
-The function, for whoever writes it in another language. All arithmetic is modulo 2**64::
+The hash function, for implementations in other languages. All arithmetic is modulo 2**64::
 
     text(tag, data):   h = tag ^ (len(data) * P2)
                        for every 8 bytes w of data, little-endian, the last ones padded with zeros:
@@ -54,32 +54,30 @@ P1: Final = 0x9E3779B97F4A7C15
 P2: Final = 0xC2B2AE3D27D4EB4F
 P3: Final = 0xFF51AFD7ED558CCD
 
-# One tag a kind, so that "1", b"1" and 1 do not share a hash.
+# One tag per kind of key, so that "1", b"1" and 1 do not share a hash.
 STR: Final = 0x7374720000000001
 BYTES: Final = 0x6279746500000002
 INT: Final = 0x696E740000000003
 OTHER: Final = 0x6F74686500000004
 
 # Masks that keep the first 0..8 bytes of a little-endian word.
-_KEEP = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
+_KEEP_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _U = np.uint64
-_FEW: Final = 8
+_FEW_ROWS: Final = 8
 _PLAIN: Final = frozenset({str, bytes, int, bool, float, tuple, type(None)})
-_MOMENTS: Final = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
+_DATE_TYPES: Final = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
 _COMPARED: Final = (
-    str, bytes, int, float, complex, Decimal, Fraction, tuple, frozenset, uuid.UUID, *_MOMENTS, enum.Enum,
+    str, bytes, int, float, complex, Decimal, Fraction, tuple, frozenset, uuid.UUID, *_DATE_TYPES, enum.Enum,
 )  # fmt: skip
-"""Types of keys that others may come from; what Railgun hashes of them is what makes two of them equal."""
-_BLOCK: Final = (
-    2048  # rows hashed at once: larger temporaries would be fetched anew from the system each time
-)
+"""Key types that may be subclassed. Railgun hashes exactly what makes two of their objects equal."""
+_BLOCK: Final = 2048  # rows hashed at once: the allocator would request larger temporaries from the system each time
 
 
 def hash_keys(keys: Sequence[Any] | NDArray[Any], walked: Iterator[Any] | None = None) -> Hashes:
-    """Hash a column of keys; a few array operations per eight bytes of key where the column allows it.
+    """Return the hashes of a column of keys, computed with array operations where all keys are str, bytes or int.
 
-    `walked`: an iterator over `keys`. Where keys are hashed one by one it is used for that, so that whoever holds it
-    can tell how far this has come.
+    `walked`: an iterator over `keys`. Where keys are hashed one by one, they are taken from it, so that its owner knows
+    which key was reached if hashing raises. Raises `KeyTypeError` and `KeyCodeError`.
 
     >>> [hex(h) for h in hash_keys(["ada", "grace"]).tolist()]
     ['0x98e012f8e43a19d2', '0xbd0ef5073afdf83']
@@ -91,7 +89,7 @@ def hash_keys(keys: Sequence[Any] | NDArray[Any], walked: Iterator[Any] | None =
             raise KeyTypeError(f"a column of keys has one dimension, this array has {keys.ndim}")
         if keys.dtype.kind in "ib" or (keys.dtype.kind == "u" and keys.dtype.itemsize < 8):
             return hash_ints(keys.astype(np.int64))
-        # Dates lose their unit as plain values: they stay what they are, and are refused.
+        # As plain values dates would lose their unit. They stay numpy scalars, and are refused.
         column: Sequence[Any] = list(keys) if keys.dtype.kind in "mM" else keys.tolist()
     else:
         column = keys
@@ -106,35 +104,36 @@ def hash_keys(keys: Sequence[Any] | NDArray[Any], walked: Iterator[Any] | None =
     elif isinstance(first, int) and _all_are((int, np.integer), column):
         try:
             return hash_ints(np.frombuffer(array.array("q", column), dtype=np.int64))
-        except OverflowError:  # not all fit into 64 bits
+        except OverflowError:  # not all of them fit into 64 bits
             pass
     each = column if walked is None else walked
     return np.fromiter(map(key_hash, each), dtype=np.uint64, count=len(column))
 
 
 def _hash_texts(column: Sequence[Any]) -> Hashes:
-    """Hash keys that are all str, or all bytes."""
+    """Return the hashes of keys that are all str or all bytes."""
     if isinstance(column[0], str):
         return _hash_joined(STR, "\0".join(column).encode("utf-8", "surrogatepass"), column)
     return _hash_joined(BYTES, b"\0".join(column), column)
 
 
 def _all_are(kind: type | tuple[type, ...], column: Sequence[Any]) -> bool:
-    """Whether all keys are of a type, and are equal as keys of this type are."""
-    found: list[Any] = list(map(type, column))
-    kinds: Collection[Any] = (
-        found[:1] if found.count(found[0]) == len(found) else set(found)
+    """Return whether all keys are of type `kind` and are compared as keys of that type are."""
+    key_types: list[Any] = list(map(type, column))
+    distinct_types: Collection[Any] = (
+        key_types[:1] if key_types.count(key_types[0]) == len(key_types) else set(key_types)
     )  # faster than a set
     return all(
-        issubclass(one, kind) and one is not np.timedelta64 and not _differs(one) for one in kinds
+        issubclass(key_type, kind) and key_type is not np.timedelta64 and not _differs(key_type)
+        for key_type in distinct_types
     )
 
 
 @lru_cache(1 << 12)
 def _differs(kind: Any) -> bool:
-    """Whether a class that comes from a type of keys decides in its own way which of its objects are equal.
+    """Return whether a subclass of a key type defines its own equality.
 
-    Types of numpy and others that are not written in Python compare as what they come from.
+    Types of numpy and other types that are not written in Python compare like the type they derive from.
 
     >>> class Name(str): pass
     >>> class AnyCase(str):
@@ -146,11 +145,17 @@ def _differs(kind: Any) -> bool:
     base = next((base for base in _COMPARED if issubclass(kind, base)), None)
     if base is None or kind is base:
         return False
-    if base is enum.Enum:  # what its values come from may have an `__eq__`
-        made = [c for c in kind.__mro__ if issubclass(c, enum.Enum) and c.__module__ != "enum"]
-        return any("__eq__" in vars(c) for c in made)
-    # A moment is hashed anew by some libraries, and is equal to the same ones.
-    names = ("__eq__",) if base in _MOMENTS else ("__eq__", "__hash__")
+    if (
+        base is enum.Enum
+    ):  # the type of its values may define `__eq__` without changing the enum's equality
+        own_classes = [
+            own_class
+            for own_class in kind.__mro__
+            if issubclass(own_class, enum.Enum) and own_class.__module__ != "enum"
+        ]
+        return any("__eq__" in vars(own_class) for own_class in own_classes)
+    # Some libraries override only `__hash__` of dates and times, which leaves their equality as it is.
+    names = ("__eq__",) if base in _DATE_TYPES else ("__eq__", "__hash__")
     return any(
         getattr(kind, name) is not getattr(base, name)
         and not isinstance(getattr(kind, name), WrapperDescriptorType)
@@ -161,15 +166,16 @@ def _differs(kind: Any) -> bool:
 def hash_buffer(
     tag: int, data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Hashes:
-    """Hash byte strings that lie in one buffer; `data` must go on for 8 bytes after the last one.
+    """Return the hashes of byte strings that lie in one buffer.
 
-    This is also how a column that already has buffer and offsets (Arrow's, say) is hashed.
+    `data` must go on for 8 bytes after the last string. Columns that already have a buffer and offsets, such as
+    Arrow's, are hashed by this function too.
     """
     words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
     hashes = _U(tag) ^ (lengths.astype(np.uint64) * _U(P2))
     longest = int(lengths.max(initial=0))
     shortest = int(lengths.min(initial=longest))
-    rows: Any = slice(None)  # the rows that have not come to their end
+    rows: Any = slice(None)  # the rows that have bytes left
     for at in range(0, longest, 8):
         if at + 8 <= shortest:  # a whole word in every row
             hashes = _mix(hashes, words[starts + at])
@@ -177,18 +183,18 @@ def hash_buffer(
         if at >= shortest:
             longer = np.flatnonzero(lengths[rows] > at)
             rows = longer if isinstance(rows, slice) else rows[longer]
-            if len(rows) <= _FEW and longest - at > 64:  # some very long keys among short ones
+            if len(rows) <= _FEW_ROWS and longest - at > 64:  # few very long keys among short ones
                 for row in rows.tolist():
                     rest = data[starts[row] + at : starts[row] + lengths[row]].tobytes()
                     hashes[row] = _mix_bytes(int(hashes[row]), rest)
                 break
-        word = words[starts[rows] + at] & _KEEP[np.minimum(lengths[rows] - at, 8)]
+        word = words[starts[rows] + at] & _KEEP_MASKS[np.minimum(lengths[rows] - at, 8)]
         hashes[rows] = _mix(hashes[rows], word)
     return finish(hashes)
 
 
 def _mix(hashes: Hashes, word: Hashes) -> Hashes:
-    """Mix a word of each key into its hash; `word` is overwritten."""
+    """Return `hashes` with one word of each key mixed in; `word` is overwritten."""
     mixed = np.bitwise_xor(hashes, word, out=word)
     mixed *= _U(P1)
     mixed ^= mixed >> _U(32)
@@ -198,7 +204,7 @@ def _mix(hashes: Hashes, word: Hashes) -> Hashes:
 
 
 def _hash_joined(tag: int, joined: bytes, keys: Sequence[Any]) -> Hashes:
-    """Hash the keys of a column from their concatenation with a zero byte between them."""
+    """Return the hashes of `keys`, given their concatenation with a zero byte between them."""
     data = np.frombuffer(joined + bytes(8), dtype=np.uint8)
     ends = np.flatnonzero(data[: len(joined)] == 0)
     if len(ends) == len(keys) - 1:
@@ -207,7 +213,7 @@ def _hash_joined(tag: int, joined: bytes, keys: Sequence[Any]) -> Hashes:
         starts[0] = 0
         starts[1:] = ends[:-1] + 1
         return hash_buffer(tag, data, starts, ends - starts)
-    # A zero byte within a key: the lengths have to be asked for.
+    # A key contains a zero byte, so the zero bytes do not tell where keys end.
     encoded = [k.encode("utf-8", "surrogatepass") if isinstance(k, str) else k for k in keys]
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
     data = np.frombuffer(b"".join(encoded) + bytes(8), dtype=np.uint8)
@@ -215,12 +221,12 @@ def _hash_joined(tag: int, joined: bytes, keys: Sequence[Any]) -> Hashes:
 
 
 def hash_ints(values: NDArray[np.int64]) -> Hashes:
-    """Hash an array of whole numbers."""
+    """Return the hashes of an array of 64-bit integers."""
     return finish((values.view(np.uint64) ^ _U(INT)) * _U(P1))
 
 
 def finish(hashes: Hashes) -> Hashes:
-    """Spread the bits of a mixed value over the whole word."""
+    """Return `hashes` with their bits spread over the whole word."""
     spread = hashes ^ (hashes >> _U(33))
     spread *= _U(P3)
     spread ^= spread >> _U(32)
@@ -228,7 +234,7 @@ def finish(hashes: Hashes) -> Hashes:
 
 
 def key_hash(key: object) -> int:
-    """Hash one key of any kind a key may be.
+    """Return the hash of one key of any supported type. Raises `KeyTypeError` and `KeyCodeError`.
 
     >>> key_hash(1) == key_hash(1.0) == key_hash(True)
     True
@@ -238,12 +244,12 @@ def key_hash(key: object) -> int:
     Traceback (most recent call last):
     railgun.errors.KeyTypeError: a list cannot be a key: it can change, so it has no stable hash...
     """
-    known: Any = type(key)
-    if known not in _PLAIN and _differs(known):
+    kind: Any = type(key)
+    if kind not in _PLAIN and _differs(kind):
         if hasattr(key, "__stable_key__"):
             return _identified(key)
         raise KeyTypeError(
-            f"a {known.__qualname__} cannot be a key: the class has an __eq__ or __hash__ of its own, so Railgun "
+            f"a {kind.__qualname__} cannot be a key: the class has an __eq__ or __hash__ of its own, so Railgun "
             "does not know which of them are equal. Use a key of the type it comes from, or give the class a method "
             f"__stable_key__() that returns such a key, the same one for equal keys. The key was {_short(key)}"
         )
@@ -257,7 +263,7 @@ def key_hash(key: object) -> int:
 
 
 def _other(key: object) -> int:
-    """The kinds of keys beside str, bytes and int. A key with parts is hashed by its parts' hashes."""
+    """Return the hash of a key that is not str, bytes or int. A key with parts is hashed by its parts' hashes."""
     if key is None:
         return _text(OTHER, b"none")
     if isinstance(key, type):
@@ -280,7 +286,7 @@ def _other(key: object) -> int:
     if isinstance(key, datetime.date | datetime.time | datetime.timedelta):
         if key != key:  # pandas' NaT
             raise _unknown(key)
-        return _text(OTHER, b"time" + repr(_moment(key)).encode())
+        return _text(OTHER, b"time" + repr(_date_fields(key)).encode())
     if isinstance(key, enum.Enum):
         name = f"{type(key).__qualname__}.{key.name}"
         return _text(OTHER, b"enum" + name.encode())
@@ -297,7 +303,7 @@ def _other(key: object) -> int:
 
 
 def _identified(key: Any) -> int:
-    """Hash a key by what its `__stable_key__` returns."""
+    """Return the hash of a key that has `__stable_key__`."""
     kind: Any = type(key)
     try:
         identity = key.__stable_key__()
@@ -317,7 +323,7 @@ def _identified(key: Any) -> int:
             f"takes from a class that has an __eq__ of its own. Give the class __hash__. The key was {_short(key)}"
         )
     try:
-        key.__hash__()  # what it raises is told here, where it is known which record the key is of
+        key.__hash__()  # if it raises, let it be here, where the caller knows the record of the key
     except BaseException as error:
         raise _raised_by(f"{kind.__qualname__}.__hash__", error) from error
     return hashed
@@ -329,9 +335,9 @@ def _raised_by(method: str, error: BaseException) -> KeyCodeError:
 
 
 def _compares_fields(kind: Any) -> bool:
-    """Whether a dataclass has the equality that dataclasses make, of its own fields."""
-    made = getattr(kind.__eq__, "__code__", None)
-    return kind.__dataclass_params__.eq and made is not None and made.co_filename == "<string>"
+    """Return whether a dataclass has the generated `__eq__` that compares its fields."""
+    code = getattr(kind.__eq__, "__code__", None)
+    return kind.__dataclass_params__.eq and code is not None and code.co_filename == "<string>"
 
 
 def _unknown(key: object) -> KeyTypeError:
@@ -343,12 +349,15 @@ def _unknown(key: object) -> KeyTypeError:
 
 
 def _number(key: float | Decimal | Fraction | complex) -> int:
-    """Equal numbers of different types have one hash: whole ones an int's, others their ratio's."""
+    """Return the hash of a number, the same for equal numbers of different types.
+
+    Whole numbers hash like an int, others by their ratio.
+    """
     if isinstance(key, complex):
         if key.imag:
             return _parts(b"complex", (_number(key.real), _number(key.imag)))
         key = key.real
-    # Python refuses to compare a signalling NaN, and says so with an exception.
+    # Comparing a signalling NaN raises an exception in Python.
     if key.is_nan() if isinstance(key, Decimal) else key != key:
         raise KeyTypeError(
             f"{_short(key)} cannot be a key, nor a part of one: NaN does not equal itself, so it would have a state "
@@ -363,8 +372,8 @@ def _number(key: float | Decimal | Fraction | complex) -> int:
     return _text(OTHER, f"ratio{over:x}/{under:x}".encode())
 
 
-def _moment(key: datetime.date | datetime.time | datetime.timedelta) -> tuple[object, ...]:
-    """What makes two dates or times equal: aware ones by the instant, naive ones by their fields."""
+def _date_fields(key: datetime.date | datetime.time | datetime.timedelta) -> tuple[object, ...]:
+    """Return a tuple that is equal for equal dates or times: of aware ones the instant, of naive ones the fields."""
     if isinstance(key, datetime.timedelta):
         return ("span", key.days, key.seconds, key.microseconds)
     if isinstance(key, datetime.datetime):

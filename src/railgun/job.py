@@ -1,4 +1,4 @@
-"""run: start a flow on workers; Job: what can be done with it then.
+"""Start a flow on workers (`run`), and control it while it runs (`Job`).
 
 >>> from railgun import Flow, run
 >>> from railgun.sinks.collect import Collect
@@ -13,8 +13,8 @@
 True
 [20, 25]
 
-Without a launcher, which is for tests, workers are tasks of Spark: of the session that is given or active, or else of
-one that is started for the job, and stopped after it.
+Without a launcher, which is for tests, workers are Spark tasks. They run in the session that is given or active, or
+else in a new session, which is stopped after the job.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ __all__ = [
     "NoStepError", "NotRescaledError", "NotSavedError", "Settings", "Snapshots", "run",
 ]  # fmt: skip
 
-SHORTEST_TOKEN = 16
+MIN_TOKEN_CHARACTERS = 16
 
 
 class JobError(RailgunError):
-    """A job that cannot be started like that."""
+    """A job cannot be started with these arguments."""
 
     exit_code = ExitCode.USAGE
     kind = "usage"
 
 
 class NotSavedError(RailgunError):
-    """A snapshot did not come about; the text says why."""
+    """A snapshot failed; the text says why."""
 
 
 class NotRescaledError(RailgunError):
-    """A rescale did not come about; the text says why."""
+    """A rescale failed; the text says why."""
 
 
 def run(
@@ -97,35 +97,44 @@ def run(
     watch: Callable[[Event], None] | None = None,
     begun: Callable[[Job], None] | None = None,
 ) -> Job:
-    """Start a flow; returns when its workers are being launched. Others find it, and can rescale or stop it, before.
+    """Start a flow and return its `Job` while the workers are being launched.
 
-    `master` is a Spark master's URL (default: local mode, inside this program), `spark` a session there is already,
-    `conf` goes over Spark's settings. `snapshots` is where they are kept (a directory, or a URL that pyarrow opens), or
-    `Snapshots` to say more; a flow that has some there goes on from the latest. Without, a flow that fails begins anew.
-    `initial_state`: what the keys of steps have at the very beginning, from DataFrames with the columns `key` and
-    `state`, or as `State` says; it becomes the first snapshot. `name` is by what the job is found (default: the
-    flow's name), in `registry` (a directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and
-    with it the registry; `port` and `token` (default: a free one, a new one) are for those who look without the
-    registry, such as Prometheus. `by_value` names modules the workers cannot import: their functions and classes
-    are sent along. `watch` is called for every event, `begun` with the job, as soon as it can be talked to: if it is
-    stopped before Spark is up, from whatever thread, Spark is given up, and the job that is returned is over.
+    - `workers`: how many workers to start.
+    - `master`: URL of a Spark master (default: local mode, inside this program). `spark`: an existing session. `conf`:
+      settings that override Spark's.
+    - `launcher`: starts workers without Spark, for tests. Give at most one of `master`, `spark` and `launcher`.
+    - `settings`: timeouts and limits of the job.
+    - `snapshots`: where to keep snapshots (a directory, or a URL that pyarrow opens), or a `Snapshots` with more
+      options. A flow that has snapshots there goes on from the latest. Without snapshots, a flow that fails starts
+      again from its sources.
+    - `initial_state`: by step, the state of keys at the very beginning, from DataFrames with the columns `key` and
+      `state`, or as a `State`. It becomes the first snapshot.
+    - `name`: the name of the job (default: the flow's name). `registry`: where other programs find the job by name (a
+      directory, default ~/.railgun/jobs).
+    - `http`: whether to serve the HTTP API and enter the job in the registry. `port`, `token`: of the HTTP API, for
+      clients that do not use the registry, such as Prometheus (default: a free port, a new token).
+    - `by_value`: modules that workers cannot import; their functions and classes are sent along.
+    - `watch`: called with every event. `begun`: called with the job as soon as it can be controlled, before Spark has
+      started. If the job is stopped before that, from any thread, starting Spark is cancelled, and the returned job is
+      over.
 
-    What is wrong with the flow or these arguments is told before anything is started.
+    Other programs can find, rescale and stop the job before this function returns. Errors in the flow or in these
+    arguments are raised before anything is started.
     """
     if not isinstance(flow, Flow):
         raise JobError(f"run needs a Flow, not {flow!r}")
     settings = settings or Settings()
     check_workers(workers, settings.most_workers)
     _check_name(name)
-    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isprintable()):
-        raise JobError(f"a token has at least {SHORTEST_TOKEN} printable characters")
-    if sum(given is not None for given in (master, spark, launcher)) > 1:
-        raise JobError("a job runs on a master, on a session or by a launcher: give one of them")
+    if token is not None and (len(token) < MIN_TOKEN_CHARACTERS or not token.isprintable()):
+        raise JobError(f"a token has at least {MIN_TOKEN_CHARACTERS} printable characters")
+    if sum(option is not None for option in (master, spark, launcher)) > 1:
+        raise JobError("give at most one of master, spark and launcher: a job runs on one of them")
     plan = flow.plan()
     if plan.pushed and snapshots is None:
         source = next(iter(plan.pushed.values()))
         raise JobError(
-            f"{source} acknowledges what is in a snapshot, so there have to be some: snapshots=..."
+            f"{source} acknowledges records once a snapshot holds them, so it needs snapshots: snapshots=..."
         )
     shipped = ship(flow, plan, by_value)
     if http and not isinstance(registry, Registry):
@@ -133,7 +142,7 @@ def run(
     job_name = name or flow.name
     if initial_state and snapshots is None:
         raise JobError(
-            "initial state becomes the first snapshot of a flow: say where, snapshots=..."
+            "initial state becomes the first snapshot of the flow, so it needs a place: snapshots=..."
         )
     with ExitStack() as stack:
         keeper = None
@@ -142,12 +151,12 @@ def run(
                 snapshots = Snapshots(os.fspath(snapshots))
             if initial_state:
                 _begin_with(initial_state, plan, snapshots, job_name)
-            patience_s = (settings or Settings()).hang_after
-            keeper = Storekeeper(plan, snapshots, job_name, hang_after_s=patience_s)
+            hang_after_s = (settings or Settings()).hang_after
+            keeper = Storekeeper(plan, snapshots, job_name, hang_after_s=hang_after_s)
             stack.callback(keeper.close)
         below = stack.enter_context(
             ExitStack()
-        )  # what is started later, and ends after the controller
+        )  # closes what starts later, such as Spark, after the controller has ended
         controller = Controller(plan, shipped, launcher, workers, settings, job_name, keeper)
         stack.callback(controller.close)
         if keeper is not None:
@@ -164,15 +173,15 @@ def run(
             begun(job)
         if launcher is not None:
             controller.begin(launcher)
-        elif found := _on_spark(below, controller, workers, master, spark, conf):
-            controller.begin(*found)
+        elif launched := _on_spark(below, controller, workers, master, spark, conf):
+            controller.begin(*launched)
         return job.opened(stack.pop_all())
 
 
 def _begin_with(
     states: Mapping[str, DataFrame | State], plan: Plan, snapshots: Snapshots, job: str
 ) -> None:
-    """Make the first snapshot of these states."""
+    """Make the first snapshot from these states."""
     from railgun.spark.initial import write_initial_state
 
     if snapshots.begin is not None or snapshots.fresh:
@@ -200,11 +209,12 @@ def _on_spark(
     spark: SparkSession | None,
     conf: Mapping[str, str] | None,
 ) -> tuple[Launcher, str] | None:
-    """A launcher on a session, and the address workers find this program at; None if the job is over before.
+    """Return a launcher on a Spark session, and the address at which workers reach this program.
 
-    To start Spark takes a while: others see the job meanwhile, and can talk to it.
+    Return None if the job ends before Spark has started. Starting Spark takes a while, during which the job can be
+    controlled.
     """
-    # Here and not above: whoever does not run on Spark does not wait for it to be imported.
+    # Imported here, so that jobs without Spark do not wait for the import.
     from railgun.spark.launcher import SparkLauncher
     from railgun.spark.session import Start, StartGivenUpError, driver_host, opened
 
@@ -227,7 +237,7 @@ def _on_spark(
 def _serve(
     stack: ExitStack, controller: Controller, registry: Registry, port: int, token: str | None
 ) -> Api:
-    """Serve the HTTP API, and tell others where."""
+    """Serve the HTTP API, and enter the job in the registry."""
     from railgun.engine.controller.http import Api
 
     token = token or secrets.token_urlsafe(32)
@@ -242,7 +252,7 @@ def _serve(
 
 
 class Job:
-    """A flow that runs. Leaving its `with` block ends it, at once if it has not ended."""
+    """A flow that runs. Leaving its `with` block ends the flow at once if it is still running."""
 
     def __init__(self, controller: Controller, api: Api | None) -> None:
         self._controller = controller
@@ -252,9 +262,9 @@ class Job:
         controller.watch(self._notify)
 
     def opened(self, ending: ExitStack) -> Self:
-        """Have what it began let go of when it is closed; `run` does this."""
+        """Set what is to be closed with the job; `run` calls this."""
         self._ending = ending
-        _LEFT.add(self)
+        _OPEN_JOBS.add(self)
         return self
 
     def __repr__(self) -> str:
@@ -262,42 +272,44 @@ class Job:
 
     @property
     def name(self) -> str:
-        """By what it is found."""
+        """Return the name by which other programs find the job."""
         return self._controller.name
 
     @property
     def url(self) -> str | None:
-        """Where its HTTP API is."""
+        """Return the URL of its HTTP API, or None."""
         return self._api.url if self._api else None
 
     @property
     def token(self) -> str | None:
-        """What its HTTP API asks for."""
+        """Return the token that its HTTP API requires, or None."""
         return self._api.token if self._api else None
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: no process is left, and another job may have its snapshots and its name."""
+        """Return whether the job has ended: its processes are gone, and its snapshots and its name are free for another
+        job.
+        """
         return self._controller.over
 
     def status(self) -> dict[str, Any]:
-        """What there is to know, as plain data."""
+        """Return the status of the job, as plain data."""
         return self._controller.status()
 
     def events(self, after: int = 0) -> list[Event]:
-        """What happened, after the event of this number."""
+        """Return the events after the event with the number `after`."""
         return self._controller.events(after)
 
     def collected(self, step: str) -> list[Any]:
-        """What a `Collect` sink has got so far."""
+        """Return the items that the `Collect` sink `step` has received so far."""
         return self._controller.collected(step)
 
     def scale(self, workers: int, *, wait: bool = False, timeout: float | None = None) -> None:
-        """Ask for this number of workers; with `wait` it returns when the rescale is over.
+        """Ask for this number of workers; with `wait`, return when the rescale is done.
 
-        A request that has not begun is replaced by the next one. Raises `WorkersError` for a number that cannot be,
-        also for more workers than a local master has slots; and with `wait` `NotRescaledError` if the rescale does not
-        come about: also if the flow failed and started again instead, at whatever size.
+        A request that has not begun is replaced by the next one. Raises `WorkersError` for an invalid number, also for
+        more workers than a local master has slots. With `wait` it raises `NotRescaledError` if the rescale fails or
+        takes longer than `timeout` seconds: also if the flow failed and restarted instead, with whatever size.
         """
         after = self._controller.last_event
         self._controller.scale(workers)
@@ -305,11 +317,11 @@ class Job:
             self._await_size(workers, timeout, after)
 
     def pin(self, key: Any, worker: int) -> None:
-        """Give a key to a worker, whatever its hash says."""
+        """Assign a key to a worker, whatever its hash says."""
         self._controller.pin(key, worker)
 
     def snapshot(self, *, timeout: float | None = None) -> int:
-        """Take a snapshot now; its number when it is committed. Raises `NotSavedError` if it is not."""
+        """Take a snapshot and return its number when it is committed. Raises `NotSavedError` if it fails."""
         after = self._controller.last_event
         before = self._controller.snapshot()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -334,13 +346,13 @@ class Job:
                 self._changed.wait(left)
 
     def snapshots(self) -> list[dict[str, Any]]:
-        """What became of each snapshot, newest first, as plain data."""
+        """Return how each snapshot ended, newest first, as plain data."""
         return self._controller.attempts().result()
 
     def state(self, step: str, key: Any) -> Any:
-        """The state that a step has of a key now. Raises `NoKeyError` if it has none.
+        """Return a copy of the state that a step has of a key now. Raises `NoKeyError` if it has none.
 
-        What comes is a copy, made between two records. Of a source the keys are its parts, the states where it is in
+        The copy is made between two records. The keys of a source are its parts, and their states its positions in
         them.
         """
         inquiries = self._controller.inquiries
@@ -348,32 +360,32 @@ class Job:
         return state_of(self._controller.call(inquiries.key(step, key, whole=True)))
 
     def stop(self, *, drain: bool = False, wait: bool = True, timeout: float | None = None) -> bool:
-        """Let the flow end. False: not in time.
+        """Stop the flow. Return whether it has ended within `timeout` seconds.
 
-        With snapshots it ends with a last one, and goes on from there when it is run again. Without them, or with
-        `drain`, its sources end, and what was read is written.
+        With snapshots it takes a final snapshot, from which it goes on when it is run again. Without snapshots, or with
+        `drain`, its sources end, and everything they have read is processed and written.
         """
         self._controller.stop(drain=drain)
         return self.wait(timeout) if wait else False
 
     def abort(self, why: str = "aborted") -> None:
-        """End at once, whatever is under way."""
+        """End the flow at once, even in the middle of a rescale or a snapshot."""
         self._controller.abort(why)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; False if it has not come in time. Raises `FlowFailedError` if the flow failed."""
+        """Wait for the flow to end; return False if it does not within `timeout` seconds. Raises `FlowFailedError`."""
         return self._controller.wait(timeout)
 
     def close(self) -> None:
-        """Let go of everything; a flow that still runs is ended at once.
+        """Close the job. A flow that still runs is ended at once.
 
-        In a process that was forked from the one that started the job this does nothing: the job is the other's.
+        In a forked process this does nothing: the job belongs to the parent process.
         """
-        _LEFT.discard(self)
+        _OPEN_JOBS.discard(self)
         if self._controller.is_forked:
             self._ending.pop_all()
             return
-        # The flow ends before its API does, so that those who listen hear of it.
+        # The flow ends before its API does, so that listeners receive its end.
         if not self._controller.over:
             with contextlib.suppress(RailgunError):
                 self._controller.abort("the job was closed")
@@ -399,7 +411,7 @@ class Job:
             self._changed.notify_all()
 
     def _await_size(self, workers: int, timeout: float | None, after: int) -> None:
-        """Wait for the rescale that was asked for after an event; raise if it did not come about."""
+        """Wait for the rescale that was requested after the event `after`. Raises `NotRescaledError` if it failed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             status = self.status()
@@ -409,8 +421,8 @@ class Job:
             if left <= 0:
                 raise NotRescaledError(f"it did not come to {workers} workers within {timeout} s")
             with self._changed:
-                self._changed.wait(left)  # looks once a second, should it have missed a word
-        if status["cause"]:  # it has failed, though perhaps not all of its processes are gone
+                self._changed.wait(left)  # at most a second, in case a notification was missed
+        if status["cause"]:  # it has failed, though some of its processes may still be running
             raise FlowFailedError(status["cause"])
         ends = [e for e in self.events(after) if e.kind in ("rescaled", "not-rescaled")]
         if ends and ends[-1].kind == "not-rescaled":
@@ -419,12 +431,12 @@ class Job:
             raise NotRescaledError(f"the flow is {status['state']} on {status['size']} workers")
 
 
-_LEFT: weakref.WeakSet[Job] = weakref.WeakSet()
+_OPEN_JOBS: weakref.WeakSet[Job] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """Nothing is left running when the program ends."""
-    for job in list(_LEFT):
+    """Close the jobs that are still open when the program ends."""
+    for job in list(_OPEN_JOBS):
         with contextlib.suppress(Exception):
             job.close()

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from verification.report import Report
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def bench(*arguments: str, patience: float = 600) -> subprocess.CompletedProcess[str]:

@@ -138,7 +138,7 @@ def test_a_flow_that_has_come_to_its_end_has_an_exit_code_of_its_own(
     assert terminal.type("run", flow) == DONE
     assert check_exactly_once(folder) == 5000
     assert terminal.type("run", flow) == FINISHED
-    assert "has come to its end, in snapshot" in terminal.err
+    assert "has finished, in snapshot" in terminal.err
     assert "--fresh" in terminal.err
     code, lines = terminal.json("run", flow)
     assert (code, lines[-1]["error"]["kind"]) == (FINISHED, "finished")

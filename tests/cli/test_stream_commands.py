@@ -636,7 +636,7 @@ SECRET = '[cluster]\nsecret_file = "secret"\n'
         ("[cluster]\nsecret_file = 1\n", "cluster.secret_file is the file"),
         ('[cluster]\nsecret_file = "none"\n', "cluster.secret_file: the cluster's secret"),
         (f"{SECRET}bootstrap_expect = 8\n", "cluster.bootstrap_expect is 0 (join) to 7 nodes"),
-        (f'{SECRET}discovery = "x://a"\n', "cluster.discovery: there is no x://"),
+        (f'{SECRET}discovery = "x://a"\n', "cluster.discovery: there is no scheme x://"),
         (f"{SECRET}patience = 0\n", "cluster.patience: patience is 0.1 to 3600 seconds, not 0"),
         (f"{SECRET}master_wait = 0.1\n", "master_wait is 1 to 3600 seconds, not 0.1"),
         (f'[node]\nname = "a b"\n{SECRET}', "node.name is letters"),

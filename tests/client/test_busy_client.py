@@ -111,7 +111,7 @@ def test_what_was_not_written_when_the_connection_ended_is_sent_by_the_next_one(
                 assert client._connection is not None
                 outbox, transport = client._outbox, client._connection.transport
                 assert outbox is not None
-                outbox._turn = (
+                outbox._scheduled = (
                     True  # as if a frame had just been sent: others wait for the next turn
                 )
                 tasks = [asyncio.create_task(client.publish(name, b"x")) for name in "abc"]

@@ -22,7 +22,7 @@ from railgun import Flow, Generate, Streams, StreamSink
 from railgun.cli.errors import NO_NODE, REFUSED, USAGE
 from railgun.cli.node import command_error
 from railgun.client.errors import StreamsError
-from railgun.client.patience import patiently
+from railgun.client.retries import call_with_retries
 from railgun.client.sync import SyncClient
 from railgun.errors import RailgunError
 from railgun.job import Job
@@ -96,10 +96,10 @@ def test_a_call_is_repeated_while_its_error_may_pass_and_no_longer() -> None:
             raise StreamsError(code, "")
         return "done"
 
-    assert patiently(call, waiting=lambda error: told.append(error.code)) == "done"
+    assert call_with_retries(call, waiting=lambda error: told.append(error.code)) == "done"
     assert told == ["NO_LEADER", "UNREACHABLE"]
     with pytest.raises(StreamsError, match="NO_STREAM"):
-        patiently(call)
+        call_with_retries(call)
 
 
 # ---------------------------------------------------------------- a flow without a leader

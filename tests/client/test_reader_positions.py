@@ -181,7 +181,7 @@ def test_a_stream_that_is_made_anew_has_another_identity(node: Served, client: S
     node.start()
     assert client.admin("describe", name="orders")["identity"] == first
     with client.subscribe("orders", start=2, identity=first) as sub:
-        assert sub.under.identity == first
+        assert sub.inner.identity == first
     second = made_anew(client, 5)
     assert second
     assert second != first

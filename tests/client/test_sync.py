@@ -76,7 +76,7 @@ def test_records_are_read_from_where_one_wants_to(client: SyncClient) -> None:
         records = reader.records(DEADLINE)
         assert records.base == 700 + len(found)
         found += records.payloads()
-        assert reader.under.position == 700 + len(found)
+        assert reader.inner.position == 700 + len(found)
     assert found == [b"%d" % n for n in range(700, 1500)]
     grouped = client.subscribe("orders", group="g")
     with pytest.raises(StreamsError, match="NOT_A_READER"):

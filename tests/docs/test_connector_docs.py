@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.ingest.acting_worker import SECRET, acted, client, worker
 
-from railgun.ingest.find_flow import Flow, Found, addresses_of
+from railgun.ingest.find_flow import Endpoints, Flow, addresses_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "connectors.md"
 BLOCKS = [
@@ -34,8 +34,8 @@ def test_a_program_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     async def main() -> None:
         async with worker() as (made, where), client(where) as c:
 
-            async def find(flow: Flow) -> Found:
-                return Found(addresses_of(where), SECRET)
+            async def find(flow: Flow) -> Endpoints:
+                return Endpoints(addresses_of(where), SECRET)
 
             monkeypatch.setattr(Flow, "find", find)
             scope = {"c": c}

@@ -163,7 +163,7 @@ def test_mistakes_are_told_and_lose_nothing(tmp_path: Path) -> None:
             await c.send("a", 9, "x")
         with pytest.raises(FeedError, match="not open"):
             await connector(tmp_path).send("a", 9, "x")
-        with pytest.raises(FeedError, match="has to be kept"):
+        with pytest.raises(FeedError, match="keep is at least 1 byte"):
             connector(tmp_path, keep=0)
         with pytest.raises(FeedError, match="no address"):
             Connector("127.0.0.1:99999", secret=SECRET)

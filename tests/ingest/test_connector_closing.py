@@ -16,8 +16,8 @@ def test_closing_in_the_moment_in_which_the_connection_is_lost(turns: int) -> No
         async with worker() as (_, where):
             c = client(where)
             await c.open()
-            assert c._line.connection is not None
-            c._line.connection.transport.abort()
+            assert c._link.connection is not None
+            c._link.connection.transport.abort()
             for _ in range(turns):
                 await asyncio.sleep(0)
             await c.close()

@@ -245,14 +245,14 @@ def rewinds(first: int, *points: int) -> list[str]:
 def test_messages_between_that_are_not_here_are_told_of() -> None:
     assert rewinds(50, 99, 60, 49)[:2] == ["100", "61"]
     (_, told) = rewinds(50, 99, 20)
-    assert "wants 'a' after 20: it has gone back. What is here begins after 49" in told
+    assert "wants 'a' after 20: it has gone back. The messages kept here begin after 49" in told
 
 
 def test_gaps_are_fine_and_so_is_everything_again() -> None:
     assert rewinds(50, 20, 60, 20) == ["50", "61", "50"]
     assert rewinds(50, -1, 60, -1) == ["50", "61", "50"]
     assert rewinds(1, 99, -1) == ["100", "1"]
-    assert "begins after 20" in rewinds(50, 20, 10)[1]
+    assert "begin after 20" in rewinds(50, 20, 10)[1]
 
 
 def test_a_stream_that_was_rewound_too_far_is_mended_by_a_function() -> None:
@@ -416,7 +416,7 @@ def test_what_cannot_be_fed_is_told() -> None:
         async with worker() as (_, where), client(where) as c:
             wrong: list[Any] = [5, coroutine, lambda after: None]
             for n, source in enumerate(wrong):
-                with pytest.raises(FeedError, match="what is fed is an iterable"):
+                with pytest.raises(FeedError, match="feed takes an iterable"):
                     await c.feed(f"s{n}", source)
 
     acted(main())

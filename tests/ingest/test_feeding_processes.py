@@ -294,9 +294,9 @@ def test_the_end_of_a_stream_is_said_again_after_a_lost_connection(tmp_path: Pat
             def nothing_left(after: int | None) -> Iterator[tuple[int, str]]:
                 nonlocal calls
                 calls += 1
-                assert c._line.connection is not None
+                assert c._link.connection is not None
                 if calls < 3:
-                    c._line.connection.transport.abort()
+                    c._link.connection.transport.abort()
                 return items("a", 10, after)
 
             await asyncio.wait_for(c.feed("a", nothing_left), 30)
@@ -334,7 +334,7 @@ def test_connections_that_are_lost_at_any_moment(tmp_path: Path) -> None:
             )
             for _ in range(60):
                 await asyncio.sleep(chance.random() / 15)
-                victim = chance.choice((one, two))._line.connection
+                victim = chance.choice((one, two))._link.connection
                 if victim is not None:
                     victim.transport.abort()
             await asyncio.wait_for(work, 60)

@@ -55,8 +55,8 @@ def test_an_ended_stream_is_another_connector_s_also_after_a_reconnect(flow: Fed
         await connector.send("left", 0, b"0")
         await connector.end("left")
         before = connector.connections
-        assert connector._line.connection is not None
-        connector._line.connection.close()
+        assert connector._link.connection is not None
+        connector._link.connection.close()
         while connector.connections == before:
             await asyncio.sleep(0.01)
         async with Connector(flow.name, registry=flow.registry) as other:
@@ -81,8 +81,8 @@ def test_a_function_is_not_taken_for_done_when_the_connection_is_lost(flow: Fed)
         feeding = asyncio.create_task(connector.feed("lost", items))
         await connector.wait("lost", 9)
         before = connector.connections
-        assert connector._line.connection is not None
-        connector._line.connection.close()
+        assert connector._link.connection is not None
+        connector._link.connection.close()
         while connector.connections == before:
             await asyncio.sleep(0.01)
         assert await connector.position("lost") == 9

@@ -271,7 +271,7 @@ def test_a_server_that_follows_another_is_refused(
     connection.execute("CREATE TABLE t (id serial PRIMARY KEY)")
     with (
         server.followed() as other,
-        pytest.raises(TableError, match="follows another server"),
+        pytest.raises(TableError, match="is a replica"),
         opened(other.url, "t", "id"),
     ):
         pass

@@ -16,7 +16,7 @@ from tests.ingest.ready_connectors import Fed, eventually, fed, running, stop
 
 from railgun.ingest import Connector
 from railgun.ingest.ready import tail
-from railgun.ingest.ready.tail import LONGEST, Look, Tail, TailError
+from railgun.ingest.ready.tail import MAX_LINE_BYTES, ReadResult, Tail, TailError
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def lines_of(directory: Path) -> dict[str, list[bytes]]:
 # ---------------------------------------------------------------- reading
 
 
-def read(path: Path, position: int, block: int, inode: tuple[int, int] | None) -> Look:
+def read(path: Path, position: int, block: int, inode: tuple[int, int] | None) -> ReadResult:
     with FileIO(path) as file:
         return tail.read(file, str(path), position, block, inode)
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_another_is_told_from_one_that_grew(tmp_path: Path) -> No
 
 def test_a_line_has_a_longest(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    path.write_bytes(b"x" * (LONGEST + 1))
+    path.write_bytes(b"x" * (MAX_LINE_BYTES + 1))
     with pytest.raises(TailError, match="more than"):
         read(path, 0, 1000, None)
 
@@ -250,13 +250,13 @@ def test_what_cannot_be_read_is_tried_again(tmp_path: Path, monkeypatch: Any) ->
     following = Following(tmp_path)
     real, trouble = tail.read, [True]
 
-    def read(*given: Any) -> Look:
+    def read(*given: Any) -> ReadResult:
         if trouble:
             raise OSError(errno.EIO, "Input/output error")
         return real(*given)
 
     monkeypatch.setattr(tail, "read", read)
-    monkeypatch.setattr(tail, "PAUSES", (0.001, 0.01))
+    monkeypatch.setattr(tail, "RETRY_PAUSES_S", (0.001, 0.01))
 
     async def work() -> None:
         await following.until(lambda: "a.log" in following.failed)

@@ -13,7 +13,7 @@ import pytest
 from railgun.engine.protocol.ingest.messages import LAST_ID
 from railgun.ingest.errors import FeedError, RefusedError, RewindError
 from railgun.ingest.ready import webhooks
-from railgun.ingest.ready.webhooks import HIGHEST, Webhooks
+from railgun.ingest.ready.webhooks import MAX_GIVEN_ID, Webhooks
 
 DEADLINE = 20.0
 
@@ -134,10 +134,10 @@ def runs(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 @runs
 async def test_the_last_ids_cannot_be_given_and_there_may_be_no_next_one() -> None:
     async with hooked() as h:
-        for id_ in (HIGHEST + 1, LAST_ID, LAST_ID + 1):
+        for id_ in (MAX_GIVEN_ID + 1, LAST_ID, LAST_ID + 1):
             assert await h.code(f"/a/{id_}") == (400, "BAD_ID")
-        assert (await h.post(f"/a/{HIGHEST}?wait=no"))[0] == 202
-        assert (await h.post("/a?wait=no"))[1] == {"id": HIGHEST + 1}
+        assert (await h.post(f"/a/{MAX_GIVEN_ID}?wait=no"))[0] == 202
+        assert (await h.post("/a?wait=no"))[1] == {"id": MAX_GIVEN_ID + 1}
         await h.actor.safe_up_to(h.hooks, "full", LAST_ID)  # by another program
         assert await h.code("/full") == (409, "NO_NEXT_ID")
         assert not h.hooks.failed.done()
@@ -307,8 +307,8 @@ async def test_half_a_body_does_not_hold_up_the_end() -> None:
 
 @runs
 async def test_the_stream_that_was_not_used_for_longest_makes_room() -> None:
-    most = webhooks.MOST_STREAMS
-    webhooks.MOST_STREAMS = 2  # type: ignore[misc]
+    most = webhooks.MAX_STREAMS
+    webhooks.MAX_STREAMS = 2  # type: ignore[misc]
     try:
         async with hooked() as h:
             a, b = await h.handed("/a"), await h.handed("/b")
@@ -324,4 +324,4 @@ async def test_the_stream_that_was_not_used_for_longest_makes_room() -> None:
             assert (await h.post("/b?wait=no"))[1] == {"id": 1}  # as the flow knows it
             assert h.actor.ended == ["b", "a"]
     finally:
-        webhooks.MOST_STREAMS = most  # type: ignore[misc]
+        webhooks.MAX_STREAMS = most  # type: ignore[misc]

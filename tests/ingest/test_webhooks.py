@@ -217,7 +217,7 @@ def test_200_is_in_the_flow_also_if_two_programs_send_a_stream(flow: Fed) -> Non
             bodies = {b"from b": (b, to_b), b"from a": (a, to_a)}
             tasks = {asyncio.create_task(post(to_b, "/s", b"from b")): b"from b"}
             await asyncio.sleep(0)
-            a.connector._line.leave()  # its connection is lost
+            a.connector._link.leave()  # its connection is lost
             tasks[asyncio.create_task(post(to_a, "/s", b"from a"))] = b"from a"
             while tasks:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

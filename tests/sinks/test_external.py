@@ -17,7 +17,7 @@ from tests.sinkserver.sinks import Served, Shelf, eventually, outside, place, se
 
 from railgun.flows.errors import ConnectorError, LostOutputError, may_pass
 from railgun.flows.sink import TwoPhaseWriter
-from railgun.sinks.external import LONGEST, PIECE, Outside
+from railgun.sinks.external import MAX_RECORD_BYTES, PIECE_BYTES, Outside
 from railgun.sinkserver import server as sink_server
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.server import SinkServer
@@ -85,7 +85,7 @@ def test_formats_and_what_does_not_fit_them(sink: Served, shelf: Shelf) -> None:
     with pytest.raises(ConnectorError, match="cannot send the set"):
         writer.write([1, {2}])
     with pytest.raises(ConnectorError, match="too long"):
-        writer.write(["x" * LONGEST])
+        writer.write(["x" * MAX_RECORD_BYTES])
     assert writer.prepare(2) is None, "nothing of those batches is sent"
     writer.close()
 
@@ -96,7 +96,7 @@ def test_formats_and_what_does_not_fit_them(sink: Served, shelf: Shelf) -> None:
 def test_a_lost_connection_is_made_anew_and_the_rest_is_sent(sink: Served, shelf: Shelf) -> None:
     flow = outside(sink, format="bytes")
     writer = opened(flow)
-    items = [n.to_bytes(4, "big") * (PIECE // 10) for n in range(60)]
+    items = [n.to_bytes(4, "big") * (PIECE_BYTES // 10) for n in range(60)]
     for n, item in enumerate(items):
         writer.write([item])
         if n % 9 == 4:
@@ -154,11 +154,11 @@ def test_a_sink_that_never_comes_is_an_error_that_may_pass(tmp_path: Path) -> No
     writer = opened(flow)
     writer.write([1])
     with pytest.raises(
-        ConnectorError, match=r"cannot be reached, for 0\.05 s now: no sink works"
+        ConnectorError, match=r"could not be reached for 0\.05 s: no sink works"
     ) as caught:
         writer.prepare(1)
     assert may_pass(caught.value)
-    with pytest.raises(ConnectorError, match="commit: the sink cannot be reached") as caught:
+    with pytest.raises(ConnectorError, match="commit: the sink could not be reached") as caught:
         flow.commit({"txn": "a" * 32, "generation": 1, "snapshot": 1})
     assert may_pass(caught.value)
 
@@ -166,7 +166,7 @@ def test_a_sink_that_never_comes_is_an_error_that_may_pass(tmp_path: Path) -> No
 def test_whoever_listens_there_but_says_nothing_is_no_sink(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         flow = Outside(f"127.0.0.1:{silent.getsockname()[1]}", secret="00" * 16, timeout=0.05)
-        with pytest.raises(ConnectorError, match="cannot be reached") as caught:
+        with pytest.raises(ConnectorError, match="could not be reached") as caught:
             flow.recover("demo", "out", 1, [])
     assert may_pass(caught.value)
 
@@ -188,8 +188,8 @@ def test_a_sink_that_has_lost_bytes_sends_the_flow_back(sink: Served, shelf: She
     writer.write([3])
     writer.flush()
     [txn] = [t for t in sink.server.participant.txns.values() if t.state == "open"]
-    sending = writer.sending  # type: ignore[attr-defined]
-    sending.keep_trying(sending._hear)
+    transaction = writer.transaction  # type: ignore[attr-defined]
+    transaction.keep_trying(transaction._take_answer)
     sink.stop()
     assert txn.log is not None
     txn.log.path.unlink()
@@ -432,7 +432,7 @@ def test_an_address_and_a_secret_are_enough(tmp_path: Path) -> None:
         flow.commit(writer.prepare(1))
         writer.close()
     assert target.path.read_text() == "hello\n"
-    with pytest.raises(ConnectorError, match="is no address of a sink"):
+    with pytest.raises(ConnectorError, match="is not the address of a sink"):
         Outside("nowhere")
     with pytest.raises(ConnectorError, match="hexadecimal"):
         Outside("127.0.0.1:1", secret="xyz")

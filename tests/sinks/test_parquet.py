@@ -288,7 +288,7 @@ def test_the_sink_travels_to_the_workers(tmp_path: Path) -> None:
 def test_one_file_for_each_snapshot_and_worker_in_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "_GROUP", 10_000)
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", 10_000)
     sink = Parquet(tmp_path)
     writers = [opened(sink, worker, 4, transactional=True) for worker in range(2)]
     tokens = []
@@ -339,7 +339,7 @@ def test_without_snapshots_a_file_appears_when_it_is_old_enough(
 def test_without_snapshots_a_file_appears_when_it_is_large_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "_GROUP", 1_000)
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", 1_000)
     writer = opened(Parquet(tmp_path, size=5_000))
     for n in range(1_000):
         writer.write([{"n": n, "s": f"{n * 7919 % 1000}" * 5}])

@@ -16,7 +16,7 @@ import pytest
 
 from railgun import ConnectorError, Place, Streams, StreamSink
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.flows.errors import may_pass
+from railgun.flows.errors import LostOutputError, may_pass
 from railgun.sinks import old_staged_streams as older
 from railgun.sinks import streams as stream_sink
 from railgun.sources import streams as stream_source
@@ -84,7 +84,7 @@ def test_a_stream_is_read_whole_by_readers_that_move(node: Served, client: SyncC
 def test_a_reader_follows_and_is_stopped_by_its_own_slowness(
     node: Served, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_source, "AHEAD", 2000)
+    monkeypatch.setattr(stream_source, "READ_AHEAD_MESSAGES", 2000)
     monkeypatch.setattr(stream_source, "PREFETCH", 1000)
     client.ensure("orders")
     client.publish_many("orders", [str(n) for n in range(20_000)])
@@ -475,9 +475,41 @@ def test_a_snapshot_of_another_job_is_taken_though_that_one_has_gone_on(
     assert texts(client, "out") == ['"a"']
     token = staged_by(sink, replace(one, generation=2), 2, "b")
     sink.recover_at(replace(one, generation=3), [])  # it went back, and has dropped that
-    with pytest.raises(ConnectorError, match="LOST_OUTPUT"):
+    with pytest.raises(LostOutputError, match="LOST_OUTPUT") as lost:
         sink.recover_at(replace(other, generation=2), [token])
+    assert not may_pass(lost.value)
+    assert (
+        "Begin with a later snapshot, or drop the output of this sink: --drop-state out (in"
+        in str(lost.value)
+    )
+    older = {name: value for name, value in token.items() if name != "step"}
+    with pytest.raises(LostOutputError, match="--drop-state STEP"):
+        sink.recover_at(replace(other, generation=2), [older])
     assert texts(client, "out") == ['"a"']
+
+
+def test_a_token_of_a_producer_that_was_forgotten_is_lost_output(
+    node: Served, client: SyncClient
+) -> None:
+    sink = StreamSink("out", data=node.data)
+    place = Place("demo", "out", 0, 1, transactional=True, store="1111")
+    other = replace(place, store="2222")
+    token = staged_by(sink, place, 1, "lost")
+    client.admin("forget_producer", name="out", producer="1111/demo/out")
+    attempts: list[Callable[[], None]] = [
+        lambda: sink.commit(token),
+        lambda: sink.recover_at(other, [token]),
+        lambda: sink.recover_at(replace(place, generation=2), [token]),
+    ]
+    for attempt in attempts:
+        with pytest.raises(LostOutputError, match="--drop-state out"):
+            attempt()
+    later = replace(place, generation=3)
+    sink.recover_at(later, [])
+    sink.commit(staged_by(sink, later, 2, "kept"))
+    with pytest.raises(LostOutputError):
+        sink.recover_at(replace(place, generation=4), [token])
+    assert texts(client, "out") == ['"kept"']
 
 
 def test_a_token_of_a_stream_that_was_made_anew_is_lost_output(
@@ -500,5 +532,6 @@ def test_a_token_of_a_stream_that_was_made_anew_is_lost_output(
         with pytest.raises(ConnectorError, match="was deleted and made anew") as lost:
             attempt()
         assert not may_pass(lost.value)
+        assert "--drop-state out (in Python: drop={'out'})" in str(lost.value)
     sink.commit(new)
     assert texts(client, "out") == ['"b"']

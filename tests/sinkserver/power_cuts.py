@@ -15,7 +15,7 @@ import pytest
 from verification.log_disk import LogDisk
 
 from railgun.broker.log.disk import File
-from railgun.testing.disks import Crash, crashing_at
+from railgun.testing.disks import Crash, crash_hook
 
 
 class Power:
@@ -41,7 +41,7 @@ class Power:
 
     def crash_at(self, step: int) -> None:
         """Let the program be gone before the step of this number, counted from now on."""
-        crash = crashing_at(step, self._die)
+        crash = crash_hook(step, self._die)
 
         def hook(name: Any, path: str) -> None:
             self._step(name, path)

@@ -223,9 +223,9 @@ def test_lines_come_whole_whatever_is_read_at_once(
         expected.pop()
     chance = data.draw(st.randoms())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(directory, "FIRST", block)
-        patch.setattr(directory, "LEAST", block)
-        patch.setattr(directory, "LARGEST", block)
+        patch.setattr(directory, "FIRST_READ_BYTES", block)
+        patch.setattr(directory, "MIN_READ_BYTES", block)
+        patch.setattr(directory, "MAX_READ_BYTES", block)
         source = Directory(tmp_path)
         assert read_all(source, "file", most=3) == expected
         assert read_moving(source, "file", lambda: chance.randint(1, 5)) == expected
@@ -242,8 +242,8 @@ def test_a_growing_file_is_followed_line_by_line(
     written = b""
     items: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(directory, "FIRST", block)
-        patch.setattr(directory, "LEAST", block)
+        patch.setattr(directory, "FIRST_READ_BYTES", block)
+        patch.setattr(directory, "MIN_READ_BYTES", block)
         reader = source.open("growing", None)
         for piece in pieces:
             with path.open("ab") as file:

@@ -123,7 +123,7 @@ def test_records_come_in_the_order_of_a_column(spark: SparkSession) -> None:
 def test_the_late_records_of_an_ordered_table_are_those_of_one_part(
     spark: SparkSession, way: str, order: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lateness, "BUCKETS", 7)
+    monkeypatch.setattr(lateness, "BUCKET_COUNT", 7)
     records = [(0, number, key, time) for _, number, key, time in drawn(5, 400)]
     df = spark.createDataFrame(records, "part long, number long, key long, time long")
     columns = ["*", "lpad(number, 5, '0') as text", "number div 100 as high"]
@@ -542,11 +542,11 @@ def test_what_is_wrong_with_handing_over(
     flow = live_flow("wrong", place)
     where = str(place / "snaps")
     (place / "live" / "a.jsonl").write_text('{"who": "ada", "amount": 1}\n')
-    assert "source 'orders' does not know where it goes on" in refused(
+    assert "source 'orders' needs positions from which it goes on" in refused(
         spark, flow, {"orders": orders}, snapshot_to=where
     )
     same = spark.read.json(str(place / "live"))
-    assert "reads 'a.jsonl' of the very directory" in refused(
+    assert "reads 'a.jsonl' of the same directory" in refused(
         spark, flow, {"orders": Input(same, positions={})}, snapshot_to=where
     )
     given = {"orders": Input(orders, positions={})}
@@ -556,7 +556,9 @@ def test_what_is_wrong_with_handing_over(
     assert "no sink 'nowhere'" in refused(
         spark, flow, given, snapshot_to=where, into_sinks=["nowhere"]
     )
-    assert "is written to with a snapshot" in refused(spark, flow, given, into_sinks=["out"])
+    assert "can be written to only with a snapshot" in refused(
+        spark, flow, given, into_sinks=["out"]
+    )
     assert "is Collect" in refused(
         spark, totals_flow(), given, snapshot_to=where, into_sinks=["out"]
     )
@@ -576,9 +578,9 @@ def test_initial_state_that_does_not_fit(
         return str(caught.value)
 
     good = spark.createDataFrame([("ada", 1), ("ada", 2)], "key string, state long")
-    assert "step 'sum' is not in the flow; those that have are 'total'" in start("sum", good)
+    assert "step 'sum' is not in the flow; the steps with state are 'total'" in start("sum", good)
     assert "has no column 'key' for its keys: it has 'who', 'amount'" in start("total", orders)
-    assert "has keys, and nothing" in start("total", good.select("key"))
+    assert "has columns for keys, and none for their state" in start("total", good.select("key"))
     assert "has two rows of key 'ada'" in start("total", good)
 
 

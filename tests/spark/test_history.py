@@ -25,7 +25,8 @@ from railgun.cli.loading import Loaded, load
 from railgun.cli.main import main
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.spark.archive import archive_options
-from railgun.spark.session import QUICK, SparkSession, find_java
+from railgun.spark.java import find_java
+from railgun.spark.session import QUICK_JVM_OPTIONS, SparkSession
 from railgun.testing.local_workers import SubprocessLauncher
 from railgun.testing.node import Served, served
 
@@ -179,13 +180,13 @@ def test_the_example_runs_over_its_history_and_goes_on_live(
 ) -> None:
     (tmp_path / "orders").mkdir()
     out = tmp_path / "spent"
-    java = " ".join([QUICK, *archive_options(find_java(os.environ), os.environ)])
+    java = " ".join([QUICK_JVM_OPTIONS, *archive_options(find_java(os.environ), os.environ)])
     running = ["--every", "0.5", "--set", f"spark.driver.extraJavaOptions={java}"]
     on = "local Spark"
     if where == "cluster":
         on = request.getfixturevalue("cluster").url
         running += ["--master", on, "--set", "spark.executor.memory=512m"]
-        running += ["--set", f"spark.executor.extraJavaOptions={QUICK}"]
+        running += ["--set", f"spark.executor.extraJavaOptions={QUICK_JVM_OPTIONS}"]
     orders = ordered_on(0, DAYS)
 
     given = ["--input", f"parquet:{history}", "--order-by", "day", "--at", "start"]

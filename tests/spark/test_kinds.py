@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from railgun.spark import kinds
 from railgun.spark.kinds import MisfitError, SealedError
 from railgun.spark.saved_rows import Block, States
-from railgun.spark.states import SEALED, Opening, Seen, parsed
+from railgun.spark.states import SEALED, SeenKinds, StateDecoder, parse_json
 
 atoms = (
     st.none()
@@ -99,7 +99,7 @@ def test_arrow_reads_json_just_as_fit_does_or_not_at_all(values: list[Any]) -> N
     wanted = kinds.type_of(kinds.merged_all(map(kinds.kind_of, values)))
     if kinds.reads_as_json(wanted):
         arrow = to_arrow_type(wanted, timezone="UTC")
-        quick = parsed(texts(values), arrow, strict=True)
+        quick = parse_json(texts(values), arrow, strict=True)
         fit = kinds.fit(wanted, "state")
         if quick is not None:
             assert quick.to_pylist() == pa.array(list(map(fit, values)), arrow).to_pylist()
@@ -112,18 +112,18 @@ def test_arrow_reads_json_just_as_fit_does_or_not_at_all(values: list[Any]) -> N
 def test_what_arrow_says_is_known_adds_nothing(some: list[Any], more: list[Any]) -> None:
     known = kinds.merged_all(map(kinds.kind_of, some))
     arrow = kinds.arrow_of(known)
-    if arrow is not None and parsed(texts(more), arrow, strict=True) is not None:
+    if arrow is not None and parse_json(texts(more), arrow, strict=True) is not None:
         assert kinds.merged_all([known, *map(kinds.kind_of, more)]) == known
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(alike, min_size=1, max_size=40))
 def test_looking_at_blocks_is_looking_at_each_row(values: list[Any]) -> None:
-    seen = Seen()
+    seen = SeenKinds()
     for start in range(0, len(values), 7):
         some = texts(values[start : start + 7])
         nothing = pa.nulls(len(some), pa.binary())
-        seen.look(Block(some, nothing, {"state": States(some, nothing)}, {}), Opening("step"))
+        seen.look(Block(some, nothing, {"state": States(some, nothing)}, {}), StateDecoder("step"))
     assert seen.states == kinds.merged_all(map(kinds.kind_of, values))
 
 
@@ -188,12 +188,12 @@ def test_pickles_of_data_are_opened_and_nothing_else_is() -> None:
         *(datetime(2024, 1, 1, tzinfo=UTC), date(2024, 1, 1), timedelta(1)),
     ]
     for value in data:
-        assert kinds.opened(pickle.dumps(value, 5)) == value
+        assert kinds.unpickle_data(pickle.dumps(value, 5)) == value
     for value in (Point(1, []), Colour.RED, print, np.int64(1)):
         with pytest.raises(SealedError):
-            kinds.opened(pickle.dumps(value, 5))
+            kinds.unpickle_data(pickle.dumps(value, 5))
     with pytest.raises(SealedError, match="system"):
-        kinds.opened(b"cposix\nsystem\n(S'echo pwned'\ntR.")
+        kinds.unpickle_data(b"cposix\nsystem\n(S'echo pwned'\ntR.")
 
 
 def test_a_state_that_does_not_fit_says_where() -> None:
@@ -224,8 +224,8 @@ def test_times_are_read_from_text_and_microseconds() -> None:
 def test_what_is_sealed_stays_closed_unless_it_is_asked_for() -> None:
     states = States(pa.nulls(1, pa.string()), pa.array([pickle.dumps(Point(1, []))]))
     keys = pa.array(["ada"])
-    assert Opening("step").values(states, keys) == [SEALED]
-    assert Opening("step", unpickle=True).values(states, keys) == [{"x": 1, "y": []}]
+    assert StateDecoder("step").values(states, keys) == [SEALED]
+    assert StateDecoder("step", unpickle=True).values(states, keys) == [{"x": 1, "y": []}]
 
 
 def test_states_are_the_same_however_they_are_written() -> None:

@@ -15,12 +15,11 @@ from verification.rescale.simulator import simulate
 
 from railgun.spark.archive import archive_options, archive_path
 from railgun.spark.conf import RefusedConfigurationError, TooFewSlotsError
+from railgun.spark.java import JavaMissingError, find_java
 from railgun.spark.session import (
-    JavaMissingError,
     SparkSession,
     check,
     driver_host,
-    find_java,
     opened,
     session,
 )
@@ -125,7 +124,7 @@ def java_that_tells(directory: Path, version: str) -> Path:
 
 
 def test_without_java_the_error_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(JavaMissingError, match=r"Java 17 or newer .* \./run, .* JAVA_HOME"):
+    with pytest.raises(JavaMissingError, match=r"Java 17 or newer .*railgun\[java\].* JAVA_HOME"):
         find_java({"PATH": str(tmp_path)})
 
 
@@ -152,7 +151,7 @@ def test_a_session_without_java_is_refused_before_anything_starts(tmp_path: Path
         timeout=60,
     )
     assert told.returncode == 1
-    assert "railgun.spark.session.JavaMissingError: Spark needs Java 17" in told.stderr
+    assert "railgun.spark.java.JavaMissingError: Spark needs Java 17" in told.stderr
 
 
 def test_an_archive_of_classes_is_used_if_it_is_there(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ from railgun.hashing import hash_keys
 from railgun.spark import saved_changes, saved_rows
 from railgun.spark import state_table as tables
 from railgun.spark.kinds import MisfitError
-from railgun.spark.saved_changes import Between
-from railgun.spark.saved_rows import Saved, Whole
+from railgun.spark.saved_changes import StepChanges
+from railgun.spark.saved_rows import SavedStep, StepRows
 from railgun.spark.session import SparkSession
 from railgun.spark.state_table import StateTableError, Table
-from railgun.spark.states import Opening
+from railgun.spark.states import StateDecoder
 from railgun.storage.errors import MissingError
 from railgun.storage.object_store import ArrowDisk, LocalDisk
 from railgun.testing.flow_tester import FlowTester
@@ -87,8 +87,8 @@ class Written:
         self.states[self.number] = dict(self.state)
         return self.number
 
-    def find(self, number: int | None = None) -> Saved:
-        return Saved.find(self.where, number, None, self.step)
+    def find(self, number: int | None = None) -> SavedStep:
+        return SavedStep.find(self.where, number, None, self.step)
 
     def at(self, number: int) -> str:
         return f"{self.where}#{number}"
@@ -104,9 +104,9 @@ def written(tmp_path: Path) -> Iterator[Written]:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many groups, and batches and shares of a few rows."""
-    monkeypatch.setattr("railgun.engine.snapshots.table._GROUP", 7)
+    monkeypatch.setattr("railgun.engine.snapshots.table._GROUP_ROWS", 7)
     for module in (saved_rows, saved_changes):
-        monkeypatch.setattr(module, "BATCH", 3)
+        monkeypatch.setattr(module, "BATCH_ROWS", 3)
 
 
 def rows_of(frame: Any) -> dict[Any, Any]:
@@ -189,7 +189,7 @@ def test_a_table_is_what_workers_would_load_also_if_keys_moved_while_it_was_save
         tester.run(chance.randint(0, 40))
         tester.feed("numbers", numbers[:5])
     close(tester)
-    found = saved_values(Whole(Saved.find(str(tmp_path), None, None, "lives")), 50)
+    found = saved_values(StepRows(SavedStep.find(str(tmp_path), None, None, "lives")), 50)
     loaded = FlowTester(counting(), 3, feed=["numbers"], snapshots=LocalDisk(tmp_path))
     assert found == {shown(key): state for key, state in loaded.state("lives").items()}
     assert found
@@ -271,11 +271,11 @@ def save_at_random(written: Written, chance: random.Random) -> None:
         written.save(*files, full=full)
 
 
-def saved_values(table: Whole, rows: int) -> dict[str, Any]:
+def saved_values(table: StepRows, rows: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for share in table.shares(rows):
         for block in table.blocks(share):
-            values = Opening("total").values(block.states["state"], block.keys)
+            values = StateDecoder("total").values(block.states["state"], block.keys)
             for key, pickled, value in zip(
                 block.keys.to_pylist(), block.key_pickles.to_pylist(), values, strict=True
             ):
@@ -295,7 +295,7 @@ def test_merging_is_what_a_dictionary_does(tmp_path: Path, seed: int, tiny: None
     written = Written(tmp_path)
     save_at_random(written, chance)
     for number, state in written.states.items():
-        found = saved_values(Whole(written.find(number)), chance.randint(1, 30))
+        found = saved_values(StepRows(written.find(number)), chance.randint(1, 30))
         assert found == {shown(key): value for key, value in state.items()}
     written.store.release()
 
@@ -310,13 +310,13 @@ def test_changes_are_what_differs_between_dictionaries(
     numbers = list(written.states)
     for _ in range(3):
         one, other = chance.choice(numbers), chance.choice(numbers)
-        table = Between(written.find(one), written.find(other))
+        table = StepChanges(written.find(one), written.find(other))
         before, after = written.states[one], written.states[other]
         found: dict[str, str] = {}
         for share in table.shares(chance.randint(20, 60)):
             for block in table.blocks(share):
                 was, now = (
-                    Opening("total").values(block.states[side], block.keys)
+                    StateDecoder("total").values(block.states[side], block.keys)
                     for side in ("before", "after")
                 )
                 keys, pickles = block.keys.to_pylist(), block.key_pickles.to_pylist()
@@ -336,7 +336,7 @@ def test_each_row_is_read_by_one_task_and_large_files_by_several(
     written: Written, tiny: None
 ) -> None:
     written.save({f"k{n}": n for n in range(100)}, {f"w{n}": n for n in range(5)}, full=True)
-    table = Whole(written.find())
+    table = StepRows(written.find())
     assert len(table.shares(7)) >= 15
     assert len(table.shares(1000)) == 1
     whole = sorted(row for share in table.shares(7) for block in table.blocks(share)
@@ -346,7 +346,7 @@ def test_each_row_is_read_by_one_task_and_large_files_by_several(
 
 def test_many_small_files_are_read_together(written: Written) -> None:
     written.save(*({f"{worker} {n}": n for n in range(3)} for worker in range(100)), full=True)
-    shares = Whole(written.find()).shares()
+    shares = StepRows(written.find()).shares()
     assert [len(share) for share in shares] == [64, 36]
 
 
@@ -357,8 +357,8 @@ def test_files_of_object_stores_are_read_in_part_too(
     written.save({f"k{n}": n for n in range(10)}, full=True)
     written.save({"k3": -3})
     disk = ArrowDisk(str(tmp_path), LocalFileSystem())
-    monkeypatch.setattr(Saved, "store", lambda self: SnapshotStore(disk, self.flow))
-    table = Whole(written.find())
+    monkeypatch.setattr(SavedStep, "store", lambda self: SnapshotStore(disk, self.flow))
+    table = StepRows(written.find())
     found = saved_values(table, 5)
     assert found == {shown(key): value for key, value in written.state.items()}
     Path(written.store.where(written.parts[0].path)).unlink()
@@ -397,9 +397,9 @@ def test_states_of_all_types(spark: SparkSession, tmp_path: Path) -> None:
         written = Written(tmp_path / name.replace(" ", "-"))
         written.save({f"{n:03}": state for n, state in enumerate(states)}, full=True)
         table = Table.of({"path": written.where, "step": "total"})
-        schema = table.guessed()
+        schema = table.inferred_schema()
         assert schema["state"].dataType.simpleString() == wanted, name
-        reader = tables.StateReader(table, schema, guessed=True)
+        reader = tables.StateReader(table, schema, inferred=True)
         read = [batch for share in reader.partitions() for batch in reader.read(share)]
         found = [
             dict(v) if wanted.startswith("map") else v for b in read for v in b["state"].to_pylist()
@@ -424,8 +424,8 @@ def test_keys_are_numbers_if_all_are_and_text_otherwise(
         written = Written(tmp_path / name)
         written.save(dict.fromkeys(keys, 1), full=True)
         table = Table.of({"path": written.where, "step": "total"})
-        reader = tables.StateReader(table, table.guessed(), guessed=True)
-        assert table.guessed()["key"].dataType.simpleString() == wanted
+        reader = tables.StateReader(table, table.inferred_schema(), inferred=True)
+        assert table.inferred_schema()["key"].dataType.simpleString() == wanted
         [batch] = (batch for share in reader.partitions() for batch in reader.read(share))
         assert sorted(batch["key"].to_pylist()) == values
         if name == "numbers":
@@ -497,7 +497,7 @@ def test_a_schema_of_the_user_is_taken_as_it_is(spark: SparkSession, written: Wr
         state_table(spark, written.where, "total", schema="key bigint").collect()
     table = Table.of({"path": written.where, "step": "total"})
     for column, said in (
-        ("total", "no column 'total'; there are key, state, worker"),
+        ("total", "no column 'total'; the columns are key, state, worker"),
         ("worker", "column 'worker' is of type int, not string"),
     ):
         with pytest.raises(StateTableError, match=said):
@@ -508,15 +508,15 @@ def test_a_field_that_a_sample_has_not_is_an_error_and_not_left_out(
     written: Written, tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written.save({f"{n:03}": {"n": n} for n in range(50)} | {"zzz": {"m": 1}}, full=True)
-    monkeypatch.setattr(saved_rows.Whole.shares, "__defaults__", (7,))
-    monkeypatch.setattr(tables, "LOOKED_AT", 10)
+    monkeypatch.setattr(saved_rows.StepRows.shares, "__defaults__", (7,))
+    monkeypatch.setattr(tables, "SAMPLE_ROWS", 10)
     table = Table.of({"path": written.where, "step": "total"})
-    assert table.guessed()["state"].dataType.simpleString() == "struct<n:bigint>"
-    reader = tables.StateReader(table, table.guessed(), guessed=True)
+    assert table.inferred_schema()["state"].dataType.simpleString() == "struct<n:bigint>"
+    reader = tables.StateReader(table, table.inferred_schema(), inferred=True)
     with pytest.raises(MisfitError, match=r"key 'zzz', column state.m: 1 is no field.*infer"):
         [list(reader.read(partition)) for partition in reader.partitions()]
     told = {"path": written.where, "step": "total", "infer": "all"}
-    seen = Table.of(told).guessed()["state"].dataType.simpleString()
+    seen = Table.of(told).inferred_schema()["state"].dataType.simpleString()
     assert seen == "struct<n:bigint,m:bigint>"
 
 
@@ -524,7 +524,7 @@ def test_types_of_many_rows_are_found_by_tasks(
     spark: SparkSession, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written.save({n: {"n": n} for n in range(500)}, {-1: {"x": 0.5}}, full=True)
-    monkeypatch.setattr(tables, "ALONE", 100)
+    monkeypatch.setattr(tables, "DRIVER_ROWS", 100)
     frame = state_table(spark, written.where, "total")
     assert frame.schema["state"].dataType.simpleString() == "struct<n:bigint,x:double>"
     assert frame.selectExpr("sum(state.n)", "sum(key)").collect()[0][:] == (124750, 124749)
@@ -638,9 +638,9 @@ def test_the_format_says_the_same(spark: SparkSession, written: Written) -> None
     ):
         spark.read.format("railgun-state").options(step="x").load(written.where)
     for options, said in (
-        ({}, "say of which step"),
+        ({}, "the step is missing"),
         ({"step": "total", "snapshot": "x"}, "is the number of a snapshot, not 'x'"),
-        ({"step": "total", "keys": "x"}, "no option 'keys'; there are path, step"),
+        ({"step": "total", "keys": "x"}, "no option 'keys'; the options are path, step"),
         ({"step": "total", "until": "1"}, "until goes with since"),
         ({"step": "total", "infer": "none"}, "infer is some or all"),
         ({"step": "total", "unpickle": "yes"}, "unpickle is true or false"),

@@ -35,7 +35,7 @@ from railgun.broker.protocol.producers import registry as rules
 from railgun.broker.streams import persistent
 from railgun.broker.streams.producing import Producing
 from railgun.client.errors import StreamsError
-from railgun.client.retrying import Patient
+from railgun.client.retrying_client import RetryingClient
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.sinks.old_staged_streams import delete_stream
 from railgun.spark.session import SparkSession
@@ -44,7 +44,7 @@ from railgun.spark.streams.commit import Target
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.older import digest, journal_name
 from railgun.spark.streams.source import StreamSource
-from railgun.spark.streams.staging import Written, pieces
+from railgun.spark.streams.staging import TaskReport, pieces
 from railgun.spark.streams.writer import StreamWriter
 from railgun.testing.node import Served, served
 
@@ -225,7 +225,11 @@ def test_all_columns_as_arrow_and_back(
         ),
         ({"payload": "integer"}, {}, "column 'payload': a payload is binary or string, not int"),
         ({}, {"format": "json"}, "there are no columns to write"),
-        ({"value": "string"}, {"stream": "scattered"}, "it is ephemeral and keeps nothing"),
+        (
+            {"value": "string"},
+            {"stream": "scattered"},
+            "the stream is ephemeral and stores nothing",
+        ),
         ({"value": "string"}, {"delivery": "once"}, "option delivery is 'exactly-once' or 'at-"),
         ({"value": "string"}, {"query": "mine"}, "the options query and batch go together"),
         ({"value": "string"}, {"data": "/nowhere"}, "no node works in /nowhere"),
@@ -255,7 +259,7 @@ def test_what_cannot_be_written_is_told_through_spark(writing: Writing) -> None:
         ),
         (["CAST(NULL AS STRING) AS value"], {}, "column 'value': a payload is null"),
         (["DOUBLE('NaN') AS d"], {"format": "json"}, "column 'd': NaN and infinity cannot be JSON"),
-        (["1 AS d", "2 AS d"], {"format": "json"}, "column 'd': there are two of this name"),
+        (["1 AS d", "2 AS d"], {"format": "json"}, "column 'd': two columns have this name"),
         (["space(9000000) AS payload"], {}, "(TOO_LARGE)"),
     ):
         with pytest.raises(PySparkException) as error:
@@ -443,7 +447,7 @@ class Batch:
     ) -> None:
         self.target = Target(client, stream, PATIENCE, "q", run, label)
 
-    def task(self, partition: int, payloads: Sequence[bytes]) -> Written:
+    def task(self, partition: int, payloads: Sequence[bytes]) -> TaskReport:
         return self.target.stage(partition, pieces([list(payloads)]))
 
     def write(self, *parts: Sequence[bytes]) -> int:
@@ -453,16 +457,16 @@ class Batch:
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Ends the next commit before the node is asked, or before its answer comes."""
-    original = Patient.commit
+    original = RetryingClient.commit
 
     def make(when: str) -> None:
-        def commit(self: Patient, *given: Any, **more: Any) -> int:
-            monkeypatch.setattr(Patient, "commit", original)
+        def commit(self: RetryingClient, *given: Any, **more: Any) -> int:
+            monkeypatch.setattr(RetryingClient, "commit", original)
             if when == "after":
                 original(self, *given, **more)
             raise Cut
 
-        monkeypatch.setattr(Patient, "commit", commit)
+        monkeypatch.setattr(RetryingClient, "commit", commit)
 
     return make
 
@@ -768,10 +772,10 @@ def test_an_upgrade_that_is_interrupted_is_done_again(
     def interrupted(*args: Any) -> Any:
         raise Cut
 
-    original = Patient.commit
+    original = RetryingClient.commit
     with monkeypatch.context() as patch:
         if when == "finished":
-            patch.setattr(Patient, "commit", lambda *args, **more: interrupted())
+            patch.setattr(RetryingClient, "commit", lambda *args, **more: interrupted())
         elif when == "passed over":
             patch.setattr(upgrade, "delete_stream", interrupted)
         else:
@@ -784,7 +788,7 @@ def test_an_upgrade_that_is_interrupted_is_done_again(
             )
         with pytest.raises(Cut):
             Batch(client, stream).write(texts(0, 5))
-    assert Patient.commit is original
+    assert RetryingClient.commit is original
     assert Batch(client, stream, 0, "run-2").write(texts(0, 5)) == 0
     assert stored(client, stream) == texts(0, 5)
     assert older.left() == []
@@ -798,7 +802,7 @@ def test_numbers_that_an_older_journal_has_forgotten_are_in_doubt(client: SyncCl
         older.done(batch)
     client.admin("purge", name=older.journal, before=2)
     for _ in range(2):
-        with pytest.raises(InDoubtError, match="what became of 5 is not known any more"):
+        with pytest.raises(InDoubtError, match="whether it published 5 is not known any more"):
             Batch(client, older.stream, 5, None).write([b"5"])
         assert Batch(client, older.stream, 7, None).write([b"7"]) == 0
     assert Batch(client, older.stream, 10, None).write([b"10"]) == 1

@@ -158,9 +158,9 @@ def test_plain_columns_take_the_fast_way(tag: bytes, column: list[Any]) -> None:
 
 
 def test_what_cannot_travel_is_named() -> None:
-    with pytest.raises(EncodingError, match="a value of type lock cannot travel between workers"):
+    with pytest.raises(EncodingError, match="a value of type lock cannot be sent between workers"):
         encode_column([1, threading.Lock()])
-    with pytest.raises(EncodingError, match=r"a value of type tuple cannot travel .*lock"):
+    with pytest.raises(EncodingError, match=r"a value of type tuple cannot be sent .*lock"):
         encode_column([("a", threading.Lock())])
     deep: list[Any] = []
     for _ in range(100_000):

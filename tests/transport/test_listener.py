@@ -126,7 +126,7 @@ async def controller(path: Path) -> Opened:
     made._loop.close()  # the test's own loop is the one that it listens in
     made._loop = asyncio.get_running_loop()  # type: ignore[assignment]
     await made._listen()
-    return made._port, made._let_go
+    return made._port, made._close_connections
 
 
 EVERY = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from railgun.transport.records import (
     HEADER,
-    LONGEST_ID,
+    MAX_ID_BYTES,
     BatchError,
     Bytes,
     Records,
@@ -25,7 +25,7 @@ from railgun.transport.records import (
 )
 
 PAYLOADS = st.lists(st.binary(max_size=60), min_size=1, max_size=30)
-IDS = st.one_of(st.none(), st.binary(max_size=8), st.binary(min_size=LONGEST_ID, max_size=255))
+IDS = st.one_of(st.none(), st.binary(max_size=8), st.binary(min_size=MAX_ID_BYTES, max_size=255))
 HEADERS = st.one_of(st.none(), st.binary(max_size=20))
 
 
@@ -181,9 +181,9 @@ def test_a_liar_with_good_checksums_gets_no_other_error(
 @pytest.mark.parametrize(
     ("field", "form", "value", "told"),
     [
-        (40, "<I", 0, "cannot be"),
-        (40, "<I", 1 << 31, "cannot be"),
-        (16, "<Q", (1 << 64) - 1, "cannot be"),
+        (40, "<I", 0, "is invalid"),
+        (40, "<I", 1 << 31, "is invalid"),
+        (16, "<Q", (1 << 64) - 1, "is invalid"),
         (44, "<H", 4, "only nodes set"),
         (44, "<H", 32, "later version"),
         (46, "<H", 1, "later version"),

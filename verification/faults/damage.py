@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from railgun.broker.log.segment import base_of
-from railgun.testing.disks import flipped
+from railgun.testing.disks import flip_bit as flipped
 
 GROUPS: Final = "groups"
 

@@ -231,7 +231,7 @@ class IngestWorld(World):
         self.listeners: dict[Process, _Listener] = {}
         self.job = job
         self.steps = 0
-        super().__init__(job.plan, job.workers, job.chance, NOW, keeper, forgiving=True)
+        super().__init__(job.plan, job.workers, job.chance, NOW, keeper, report_errors=True)
 
     def begun(self, process: Process) -> None:
         """Let a worker listen."""
@@ -241,7 +241,7 @@ class IngestWorld(World):
             judge = partial(self.job.judged, inlet.judge)
             setattr(inlet, "judge", judge)  # noqa: B010  (mypy takes no assignment to a method)
 
-    def told_of_stream(self, process: Process, order: control.Streams) -> None:
+    def on_stream_order(self, process: Process, order: control.Streams) -> None:
         """Handle an order about streams as the listener of a worker does."""
         receiving = self.listeners[process].receiving
         match order:
@@ -290,8 +290,8 @@ class IngestWorld(World):
             return True
         return super().happen()
 
-    def _things(self) -> list[Callable[[], None]]:
-        return [*super()._things(), *self._fed_things()]
+    def _possible_events(self) -> list[Callable[[], None]]:
+        return [*super()._possible_events(), *self._fed_things()]
 
     def _fed_things(self) -> list[Callable[[], None]]:
         there = {process.worker: listener for process, listener in self.listeners.items()}

@@ -5,7 +5,8 @@ its duties say. There are three places that survive: the notes, the staging log 
 one of them is safe later, and a crash (or another master) keeps it or loses it, each place for itself.
 
 A *process* is one epoch of a flow. It begins with the tokens of the snapshot it is loaded from, commits these, and then
-takes snapshots of its own: it stages messages, and when they are safe and the snapshot is complete, it commits them. A
+takes snapshots of its own: it stages messages, and when they are safe and the snapshot is complete, it commits them. It
+may drop what it has staged instead. Processes may also be the transactions of one client, which share an epoch. A
 process that has a successor goes on until it hears of that; only its snapshots come to nothing. Any answer may be lost:
 then it asks again.
 
@@ -15,8 +16,11 @@ Proven of every state that can be reached:
 2. When a process hears that a token is committed, its messages are in the stream, or were.
 3. Nothing is in the stream but what belongs to a complete snapshot, and was not dropped.
 4. A commit is in the stream wholly, and the messages of a process in their order.
-5. A token is lost (`LostOutputError`) only if a later process has begun without it.
-6. When nothing is left to happen, all that the last process has completed is in the stream.
+5. A token is lost (`LostOutputError`) only if a later process has begun without it, or the producer was forgotten.
+6. No sequence is given twice, also if the producer is forgotten and begins anew.
+7. What was dropped by its sequence, and answered so, is never staged again.
+8. What is staged and is copied to the end of the staging log holds nothing back there.
+9. When nothing is left to happen, all that the last process has completed is in the stream.
 """
 
 from __future__ import annotations
@@ -49,6 +53,17 @@ class Token(NamedTuple):
     values: tuple[str, ...]
 
 
+class Piece(NamedTuple):
+    """A message in the staging log."""
+
+    number: int
+    """The producer."""
+    sequence: int
+    value: str
+    anew: bool = False
+    """A copy of all that was staged before for the sequence begins with it."""
+
+
 class Message(NamedTuple):
     """A message in the stream."""
 
@@ -72,6 +87,14 @@ class Case:
     unheard: int = 0
     """Answers that are lost."""
     trims: int = 0
+    forgets: int = 0
+    """How often the producer is forgotten."""
+    drops: int = 0
+    """How often a process drops what it has staged, in place of completing its snapshot."""
+    moves: int = 0
+    """How often what is staged is copied to the end of the staging log."""
+    transactions: bool = False
+    """Whether the processes are transactions of one client: all of one epoch, which drops nothing."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +114,19 @@ class Habits:
     """A piece is answered when it is safe."""
     waits_for_note: bool = True
     """Begin is answered when its note is safe."""
+    moves_safely: bool = True
+    """What is staged counts as moved when its copy is safe."""
+    notes_stream: bool = True
+    """The note of the stream is written with that of a producer."""
 
 
 class Process:
     """One epoch of a flow."""
 
-    __slots__ = ("epoch", "number", "open", "round", "sequence", "staged", "step", "tokens")
+    __slots__ = ("at", "epoch", "number", "open", "round", "sequence", "staged", "step", "tokens")
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, at: int, epoch: int) -> None:
+        self.at, self.epoch = at, epoch
         self.step = "new"
         self.tokens: list[Token] = []  # not known to be committed
         self.number = 0
@@ -113,14 +140,18 @@ class Broker(Plain):
     """A broker with one stream that one producer writes to, its three places, and how it fails."""
 
     __slots__ = (
-        "commit", "habits", "left", "lines", "notes", "producers", "staging", "stream", "trimmed",
+        "commit", "gone", "habits", "left", "lines", "moving", "notes", "producers", "staging", "stream",
+        "stream_note", "trimmed",
     )  # fmt: skip
     constant: tuple[str, ...] = ("habits",)
 
     def __init__(self, habits: Habits, left: dict[str, int]) -> None:
-        self.habits, self.left = habits, left
+        self.habits = habits
+        self.left = {"forget": 0, "move": 0, "purge": 0} | left
         self.notes: dict[str, Any] = {}
-        self.staging: list[tuple[int, int, str]] = []  # producer, sequence, value
+        self.stream_note: dict[str, int] = {}
+        self.staging: list[Piece] = []
+        self.gone = 0  # messages that were purged there
         self.stream: list[Message] = []
         self.trimmed = 0  # messages of the stream that are gone
         # what is given to the disks, and not safe yet
@@ -128,6 +159,7 @@ class Broker(Plain):
         # what a crash forgets
         self.producers: Producers | None = None
         self.commit = ""  # how far the commit under way is
+        self.moving: tuple[int, int, int] | None = None  # a copy: producer, sequence, offset
 
     def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
         """Nobody sends anything."""
@@ -145,6 +177,12 @@ class Broker(Plain):
                 found.append("crash " + " ".join(some))
         if self.left["trim"] and self.stream and self._may_trim():
             found.append("trim")
+        if self.left["forget"] and self._may_forget():
+            found.append("forget")
+        if self.left["move"] and self.moving is None and not self.commit and self._oldest():
+            found.append("move")
+        if self.left["purge"] and not self.lines["notes"] and self._needed_from() > self.gone:
+            found.append("purge")
         return [*found, *self._asked()]
 
     def step(self, event: str) -> list[tuple[int, Any]]:
@@ -159,6 +197,14 @@ class Broker(Plain):
                 self._append()
             elif what == "crash":
                 self._crash(how.split())
+            elif what == "forget":
+                self._forget()
+            elif what == "move":
+                self._move()
+            elif what == "purge":
+                self.left["purge"] -= 1
+                needed = self._needed_from()
+                self.staging, self.gone = self.staging[needed - self.gone :], needed
             else:
                 self.left["trim"] -= 1
                 self.trimmed += len(self.stream)
@@ -187,7 +233,70 @@ class Broker(Plain):
         return self.trimmed + len(self.stream)
 
     def _note(self, producer: Producer, keep: tuple[int, ...] | None = None) -> None:
-        self.lines["notes"].append((producer.name, producer.note(), keep))
+        assert self.producers is not None
+        told = self.producers.stream_note()
+        self.lines["notes"].append((producer.name, producer.note(), keep, told))
+
+    def _may_forget(self) -> bool:
+        producer = None if self.producers is None else self.producers.by_name.get(NAME)
+        idle = not self.lines["notes"] and not self.commit
+        return producer is not None and producer.intent is None and idle
+
+    def _forget(self) -> None:
+        """Forget the producer, in the turn of its commits."""
+        self.left["forget"] -= 1
+        assert self.producers is not None
+        self.producers.forget(NAME)
+        self.lines["notes"].append((NAME, None, None, self.producers.stream_note()))
+
+    @property
+    def _staging_end(self) -> int:
+        return self.gone + len(self.staging) + len(self.lines["staging"])
+
+    def _needed_from(self) -> int:
+        """The offset in the staging log from which on something is needed, of what is safe there."""
+        if self.producers is None:
+            return self.gone
+        return self.producers.staged_from(self.gone + len(self.staging))
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """The producer and sequence of what is staged first."""
+        producer = None if self.producers is None else self.producers.by_name.get(NAME)
+        if producer is None or not producer.staged:
+            return None
+        first = min(producer.staged, key=lambda one: (producer.staged[one].first, one))
+        return producer.number, first
+
+    def _pieces(self, number: int, sequence: int, pieces: Sequence[Piece]) -> list[Piece]:
+        """What of these is staged for a sequence: a copy takes the place of what was there before."""
+        found: list[Piece] = []
+        for piece in pieces:
+            if (piece.number, piece.sequence) == (number, sequence):
+                found = [piece] if piece.anew else [*found, piece]
+        return found
+
+    def _move(self) -> None:
+        """Copy what is staged first to the end of the staging log, behind all that is on its way there."""
+        self.left["move"] -= 1
+        oldest = self._oldest()
+        assert oldest is not None
+        pieces = self._pieces(*oldest, [*self.staging, *self.lines["staging"]])
+        copies = [piece._replace(anew=not n) for n, piece in enumerate(pieces)]
+        self.moving = (*oldest, self._staging_end)
+        self.lines["staging"] += copies
+        if not self.habits.moves_safely:
+            self._moved()
+
+    def _moved(self) -> None:
+        assert self.producers is not None
+        assert self.moving is not None
+        number, sequence, offset = self.moving
+        self.moving = None
+        self.producers.moved(number, sequence, offset)
+        producer = self.producers.numbered(number)
+        staged = None if producer is None else producer.staged.get(sequence)
+        if staged is not None and staged.first < offset:
+            raise Violation("held back", f"sequence {sequence} was copied to {offset}: {staged}")
 
     def _may_append(self) -> bool:
         return not self.lines["notes"] or not self.habits.notes_first
@@ -199,8 +308,8 @@ class Broker(Plain):
         number, sequences = producer.intent.number, producer.intent.sequences
         if not producer.staged.keys() >= set(sequences):
             raise Violation("dropped", f"{sequences} are dropped while they are committed")
-        mine = [(sequence, v) for n, sequence, v in self.staging if n == producer.number]
-        values = [v for named in sequences for sequence, v in mine if sequence == named]
+        named = [self._pieces(producer.number, one, self.staging) for one in sequences]
+        values = [piece.value for pieces in named for piece in pieces]
         unit = [Message(value) for value in values]
         unit[-1] = Message(values[-1], producer.number, number)
         self.lines["stream"] += unit
@@ -211,13 +320,20 @@ class Broker(Plain):
     def _safe(self, what: str) -> None:
         line = self.lines[what]
         if what == "notes":
-            for name, note, keep in line:
-                self.notes[name] = note
-                if self.producers is not None:
+            for name, note, keep, stream_note in line:
+                if self.habits.notes_stream:
+                    self.stream_note = stream_note
+                if note is None:
+                    self.notes.pop(name, None)
+                else:
+                    self.notes[name] = note
+                if self.producers is not None and note is not None:
                     self.producers.noted(note["number"], note["reserved"])
                 self._noted(name, note, keep)
         elif what == "staging":
             self.staging += line
+            if self.moving is not None and self.producers is not None:
+                self._moved()
         else:
             self.stream += line
             self._show([message.value for message in line])
@@ -244,7 +360,7 @@ class Broker(Plain):
         for what in kept:
             self._keep(what)
         self.lines = {what: [] for what in self.lines}
-        self.producers, self.commit = None, ""
+        self.producers, self.commit, self.moving = None, "", None
 
     def _keep(self, what: str) -> None:
         producers, self.producers = self.producers, None  # it hears nothing any more
@@ -255,9 +371,9 @@ class Broker(Plain):
         """The machine, after a restart or failover from what is safe."""
         if self.producers is not None:
             return self.producers
-        producers = self.producers = self.habits.producers.load(self.notes)
-        for offset, (number, sequence, _) in enumerate(self.staging):
-            producers.found(number, sequence, 1, 1, offset)
+        producers = self.producers = self.habits.producers.load(self.notes, self.stream_note)
+        for offset, piece in enumerate(self.staging, self.gone):
+            producers.found(piece.number, piece.sequence, 1, 1, offset, anew=piece.anew)
         for producer in producers.by_name.values():
             if producer.intent is None:
                 continue
@@ -276,17 +392,25 @@ class Broker(Plain):
 class World(Broker):
     """A broker, the snapshots of a flow, and its processes."""
 
-    __slots__ = ("case", "committed", "complete", "dropped", "processes", "seen")
+    __slots__ = (
+        "case", "committed", "complete", "dropped", "given_up", "processes", "renounced", "seen",
+    )  # fmt: skip
     constant: tuple[str, ...] = ("case", "habits")
 
     def __init__(self, case: Case, habits: Habits) -> None:
-        left = {"crash": case.crashes, "unheard": case.unheard, "trim": case.trims}
+        left = {
+            "crash": case.crashes, "unheard": case.unheard, "trim": case.trims, "forget": case.forgets,
+            "drop": case.drops, "move": case.moves, "purge": case.moves,
+        }  # fmt: skip
         super().__init__(habits, left)
         self.case = case
-        self.processes = [Process(n + 1) for n in range(len(case.loads))]
+        epochs = [1 if case.transactions else n + 1 for n in range(len(case.loads))]
+        self.processes = [Process(at, epoch) for at, epoch in enumerate(epochs)]
         # for the proof
         self.complete: list[tuple[Token, ...]] = []
         self.dropped: set[int] = set()
+        self.given_up: set[int] = set()  # what may be said to be lost, and need not be
+        self.renounced: set[int] = set()  # what was dropped by its sequence, and answered
         self.committed: set[int] = set()
         self.seen: list[str] = []
 
@@ -299,9 +423,11 @@ class World(Broker):
                 if at == 0 or self.processes[at - 1].step != "new":
                     found.append(f"{at} start")
                 continue
-            if self.lines["notes"] and process.step in ("begin", "open", "commit"):
+            if self.lines["notes"] and process.step in ("begin", "open", "commit", "drop", "late"):
                 continue  # it stands behind what is being written
             found.append(f"{at} {process.step}")
+            if process.step == "complete" and self.left["drop"]:
+                found.append(f"{at} drop")
             if self.left["unheard"] and process.step in ("begin", "open", "stage", "commit"):
                 found.append(f"{at} {process.step} unheard")
         return found
@@ -327,18 +453,25 @@ class World(Broker):
                 pass
             except LostOutputError as error:
                 lost = [t for t in process.tokens if t.sequence not in self.committed]
-                if not all(token.sequence in self.dropped for token in lost):
+                excused = self.dropped | self.given_up
+                if not all(token.sequence in excused for token in lost):
                     raise Violation("lost output", str(error)) from error
                 process.step = "over"
-            except (GapError, NoProducerError, SequenceOverError) as error:
+            except NoProducerError as error:
+                if self.left["forget"] == self.case.forgets:
+                    raise Violation("refused", str(error)) from error
+                process.step = "over"
+            except (GapError, SequenceOverError) as error:
                 raise Violation("refused", str(error)) from error
 
     def _is_last(self, process: Process) -> bool:
-        return all(one.step == "new" for one in self.processes[process.epoch :])
+        return self.case.transactions or all(
+            one.step == "new" for one in self.processes[process.at + 1 :]
+        )
 
     def _start(self, process: Process) -> None:
-        back = self.case.loads[process.epoch - 1]
-        if len(self.complete) > back:
+        back = self.case.loads[process.at]
+        if len(self.complete) > back and not self.case.transactions:
             process.tokens = list(self.complete[-1 - back])
         process.step = "begin"
 
@@ -347,9 +480,10 @@ class World(Broker):
         before = producers.by_name.get(NAME)
         before_note = None if before is None else before.note()
         keep = [token.sequence for token in process.tokens]
-        producer = producers.begin(NAME, process.epoch, 0, keep)
+        kept = None if self.case.transactions else keep
+        producer = producers.begin(NAME, process.epoch, 0, kept)
         if before_note != producer.note():
-            self._note(producer, tuple(keep))
+            self._note(producer, None if kept is None else tuple(kept))
         for sequence in producer.staged:
             if sequence not in keep and sequence < producer.since:
                 raise Violation("kept", f"sequence {sequence} is staged, and nobody wants it")
@@ -361,7 +495,7 @@ class World(Broker):
         process.step = "commit" if process.tokens else self._next(process)
 
     def _next(self, process: Process) -> str:
-        return "open" if process.round < self.case.rounds[process.epoch - 1] else "over"
+        return "open" if process.round < self.case.rounds[process.at] else "over"
 
     def _open(self, process: Process, unheard: bool) -> None:
         producers = self._loaded()
@@ -376,15 +510,15 @@ class World(Broker):
         process.round += 1
         process.sequence, process.staged, process.step = sequence, 0, "stage"
         values = range(self.case.pieces)
-        process.open = tuple(f"{process.epoch}.{process.round}.{n}" for n in values)
+        process.open = tuple(f"{process.at}.{process.round}.{n}" for n in values)
 
     def _stage(self, process: Process, unheard: bool) -> None:
         producers = self._loaded()
-        at, offset = process.staged, len(self.staging) + len(self.lines["staging"])
+        at, offset = process.staged, self._staging_end
         where = process.number, process.epoch, process.sequence
         if producers.staged(*where, at, 1, 1, offset):
-            piece = (process.number, process.sequence, process.open[at])
-            if any(piece in line for line in (self.staging, self.lines["staging"])):
+            piece = Piece(process.number, process.sequence, process.open[at])
+            if any(piece[:3] == one[:3] for one in [*self.staging, *self.lines["staging"]]):
                 raise Violation("staged twice", f"{piece}")
             self.lines["staging"].append(piece)
             if self.habits.stages_first:
@@ -403,6 +537,48 @@ class World(Broker):
         process.tokens.append(Token(process.sequence, process.open))
         self.complete.append(tuple(process.tokens))
         process.step = "commit"
+
+    def _drop(self, process: Process, unheard: bool) -> None:
+        """Drop what was staged, and hear of it when the note is safe."""
+        if process.step == "complete":
+            self.left["drop"] -= 1
+            process.step = "drop"
+        producers = self._loaded()
+        before = producers.by_name.get(NAME)
+        before_note = None if before is None else before.note()
+        producers.drop(NAME, process.epoch, [process.sequence], 0)
+        if before_note != producers.by_name[NAME].note():
+            self._note(producers.by_name[NAME])
+            return  # it asks again, when the note is safe
+        self.renounced.add(process.sequence)
+        process.step = "late"
+
+    def _late(self, process: Process, unheard: bool) -> None:
+        """A piece of what was dropped comes once more."""
+        try:
+            self._loaded().staged(
+                process.number, process.epoch, process.sequence, 0, 1, 1, self._staging_end
+            )
+        except SequenceOverError:
+            process.step = "commit" if process.tokens else self._next(process)
+        else:
+            raise Violation(
+                "dropped", f"sequence {process.sequence} takes more after it was dropped"
+            )
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.given_up |= {token.sequence for tokens in self.complete for token in tokens}
+        self.given_up |= {process.sequence for process in self.processes}
+
+    def _loaded(self) -> Producers:
+        producers = super()._loaded()
+        producer = producers.by_name.get(NAME)
+        if producer is not None and self.renounced & producer.staged.keys():
+            raise Violation(
+                "dropped", f"{self.renounced} were dropped, and are staged: {producer.staged}"
+            )
+        return producers
 
     def _commit(self, process: Process, unheard: bool) -> None:
         producers = self._loaded()
@@ -456,7 +632,7 @@ def judge(nodes: Sequence[Any]) -> Violation | None:
         return Violation("stuck", f"the last process is at {last.step!r}")
     for tokens in world.complete:
         for token in tokens:
-            if token.sequence not in world.dropped and any(
+            if token.sequence not in world.dropped | world.given_up and any(
                 v not in world.seen for v in token.values
             ):
                 return Violation("silent loss", f"{token} is not in the stream in the end")
@@ -475,6 +651,11 @@ CASES: Final = (
     Case(loads=(0, 0), rounds=(2, 2), crashes=1),
     Case(loads=(0, 1, 0), rounds=(1, 1, 1), crashes=1),
     Case(loads=(0, 1, 0), rounds=(2, 1, 0), crashes=0),
+    Case(loads=(0, 0), rounds=(1, 1), crashes=1, forgets=1),
+    Case(loads=(0, 0), rounds=(1, 1), crashes=1, forgets=1, transactions=True),
+    Case(loads=(0, 0), rounds=(1, 1), crashes=1, drops=1, transactions=True),
+    Case(loads=(0,), rounds=(2,), pieces=2, crashes=1, drops=1, moves=1),
+    Case(loads=(0, 0), rounds=(1, 1), crashes=1, moves=1),
 )
 """What is explored each time."""
 LARGE: Final = (
@@ -482,5 +663,7 @@ LARGE: Final = (
     Case(loads=(0, 0), rounds=(2, 2), crashes=2, trims=1),
     Case(loads=(0, 0, 0), rounds=(1, 1, 1), crashes=2),
     Case(loads=(0, 1, 0), rounds=(2, 2, 1), crashes=1, trims=1),
+    Case(loads=(0, 0), rounds=(2, 1), crashes=1, unheard=1, forgets=2, transactions=True),
+    Case(loads=(0, 0), rounds=(1, 1), pieces=2, crashes=2, drops=1, moves=2),
 )
 """And if there is more time."""

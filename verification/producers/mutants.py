@@ -16,6 +16,9 @@ SUCCESSOR: Final = Case(loads=(0, 0), rounds=(1, 1), crashes=1)
 PIECES: Final = Case(loads=(0,), rounds=(1,), pieces=2, crashes=1, unheard=1)
 TRIMMED: Final = Case(loads=(0, 0), rounds=(1, 1), crashes=1, trims=1)
 BACK_AND_FORTH: Final = Case(loads=(0, 1, 0), rounds=(1, 0, 0), crashes=1)
+FORGOTTEN: Final = Case(loads=(0, 0), rounds=(1, 1), crashes=1, forgets=1, transactions=True)
+DROPPED: Final = Case(loads=(0,), rounds=(1,), crashes=1, drops=1)
+MOVED: Final = Case(loads=(0,), rounds=(1,), pieces=2, crashes=1, moves=1)
 
 MUTANTS: dict[str, tuple[Habits, Case]] = {
     "A unit is appended before its intent is safe": (Habits(notes_first=False), ALONE),
@@ -25,6 +28,11 @@ MUTANTS: dict[str, tuple[Habits, Case]] = {
     "A commit is answered before its unit is safe": (Habits(waits=False), ALONE),
     "A piece is answered before it is safe": (Habits(stages_first=False), ALONE),
     "An epoch begins before its note is safe": (Habits(waits_for_note=False), SUCCESSOR),
+    "What is staged is moved before its copy is safe": (Habits(moves_safely=False), MOVED),
+    "The stream does not note which sequences it has given": (
+        Habits(notes_stream=False),
+        FORGOTTEN,
+    ),
 }
 """By what is changed: what the driver does, and a case that shows it."""
 
@@ -90,8 +98,12 @@ class ForgetsDrops(Producers):
     __slots__ = ()
 
     @classmethod
-    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
-        return super().load({name: {**note, "floor": 1} for name, note in notes.items()})
+    def load(
+        cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
+    ) -> Producers:
+        return super().load(
+            {name: {**note, "floor": 1} for name, note in notes.items()}, stream_note
+        )
 
 
 @mutant(ALONE)
@@ -101,8 +113,10 @@ class RepeatsSequences(Producers):
     __slots__ = ()
 
     @classmethod
-    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
-        made = super().load(notes)
+    def load(
+        cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
+    ) -> Producers:
+        made = super().load(notes, stream_note)
         for producer in made.by_name.values():
             producer.next = 1 + max((end - 1 for _, end in producer.committed), default=0)
         return made
@@ -128,8 +142,12 @@ class ForgetsCommits(Producers):
     __slots__ = ()
 
     @classmethod
-    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
-        return super().load({name: {**note, "committed": []} for name, note in notes.items()})
+    def load(
+        cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
+    ) -> Producers:
+        return super().load(
+            {name: {**note, "committed": []} for name, note in notes.items()}, stream_note
+        )
 
 
 @mutant(PIECES)
@@ -175,10 +193,18 @@ class TakesGaps(Producers):
         return super().commit(name, epoch, told, end, now, labels)
 
     def found(
-        self, number: int, sequence: int, count: int, size: int, offset: int, now: int = 0
+        self,
+        number: int,
+        sequence: int,
+        count: int,
+        size: int,
+        offset: int,
+        now: int = 0,
+        *,
+        anew: bool = False,
     ) -> None:
         if offset:  # the first one is lost
-            super().found(number, sequence, count, size, offset, now)
+            super().found(number, sequence, count, size, offset, now, anew=anew)
 
 
 @mutant(BACK_AND_FORTH)
@@ -221,3 +247,85 @@ class CountsCommitsAnew(Producers):
     def committed(self, name: str, number: int, base: int = 0) -> None:
         super().committed(name, number, base)
         self.by_name[name].commits = 0
+
+
+@mutant(FORGOTTEN)
+class BeginsAtOne(Producers):
+    """A producer that begins anew is given the first sequences again."""
+
+    __slots__ = ()
+
+    def begin(
+        self, name: str, epoch: int, now: int, keep: Iterable[int] | None = None, lifetime: int = 0
+    ) -> Producer:
+        if name not in self.by_name:
+            self._next_sequence = 1
+        return super().begin(name, epoch, now, keep, lifetime)
+
+
+@mutant(DROPPED)
+class ForgetsFinished(Producers):
+    """What was dropped by its sequence is not in the note."""
+
+    __slots__ = ()
+
+    @classmethod
+    def load(
+        cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
+    ) -> Producers:
+        return super().load(
+            {name: {**note, "finished": []} for name, note in notes.items()}, stream_note
+        )
+
+
+@mutant(DROPPED)
+class TakesDropped(Producers):
+    """A sequence that was dropped takes more."""
+
+    __slots__ = ()
+
+    def staged(
+        self,
+        number: int,
+        epoch: int,
+        sequence: int,
+        at: int,
+        count: int,
+        size: int,
+        offset: int,
+        now: int = 0,
+    ) -> bool:
+        producer = self.numbered(number)
+        if producer is not None:
+            producer.finished = []
+        return super().staged(number, epoch, sequence, at, count, size, offset, now)
+
+
+@mutant(MOVED)
+class CountsCopies(Producers):
+    """A copy counts beside what it is a copy of."""
+
+    __slots__ = ()
+
+    def found(
+        self,
+        number: int,
+        sequence: int,
+        count: int,
+        size: int,
+        offset: int,
+        now: int = 0,
+        *,
+        anew: bool = False,
+    ) -> None:
+        super().found(number, sequence, count, size, offset, now)
+
+
+@mutant(MOVED)
+class HoldsBack(Producers):
+    """What was moved is needed where it was."""
+
+    __slots__ = ()
+
+    def moved(self, number: int, sequence: int, offset: int) -> None:
+        pass

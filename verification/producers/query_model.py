@@ -42,7 +42,7 @@ from railgun.broker.protocol.producers.producer import (
 from railgun.broker.protocol.producers.registry import Producers
 from verification.explorer import Exploration, Explorer
 from verification.fork import fork
-from verification.producers.model import NAME, Broker, Habits
+from verification.producers.model import NAME, Broker, Habits, Piece
 from verification.rescale.model import Violation
 
 LATE: Final = 1_000
@@ -284,10 +284,10 @@ class World(Broker):
 
     def _stage(self, run: Run, attempt: Attempt, unheard: bool) -> None:
         producers = self._loaded()
-        at, offset = attempt.staged, len(self.staging) + len(self.lines["staging"])
+        at, offset = attempt.staged, self._staging_end
         rows = self._rows(run, attempt)
         if producers.staged(run.number, run.epoch, attempt.sequence, at, 1, 1, offset):
-            piece = (run.number, attempt.sequence, rows[at])
+            piece = Piece(run.number, attempt.sequence, rows[at])
             if any(piece in line for line in (self.staging, self.lines["staging"])):
                 raise Violation("staged twice", f"{piece}")
             producer = producers.by_name[NAME]

@@ -61,8 +61,12 @@ class _Forgetful(Producers):
     FORGOTTEN: Mapping[str, Any] = {}
 
     @classmethod
-    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
-        return super().load({name: {**note, **cls.FORGOTTEN} for name, note in notes.items()})
+    def load(
+        cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
+    ) -> Producers:
+        return super().load(
+            {name: {**note, **cls.FORGOTTEN} for name, note in notes.items()}, stream_note
+        )
 
 
 @mutant(SUCCESSOR)

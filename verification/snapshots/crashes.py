@@ -46,13 +46,14 @@ from railgun.engine.snapshots.manifest import Manifest, checksum
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.snapshots.table import read_rows
 from railgun.engine.worker import loading, stage
-from railgun.engine.worker.runtime import Outside, Runtime
+from railgun.engine.worker.runtime import Environment, Runtime
 from railgun.errors import RailgunError
 from railgun.flows.plan import Plan
 from railgun.hashing import key_hash
+from railgun.storage.errors import StorageError
 from railgun.storage.object_store import disk_error
 from railgun.testing.disks import Crash, Step
-from railgun.testing.world import MOMENT, Process, World
+from railgun.testing.world import TICK_US, Process, World
 from verification.rescale.model import Violation
 from verification.snapshots import flow as sf
 from verification.snapshots.external_systems import (
@@ -98,10 +99,10 @@ class SlowWorld(World):
 
     def happen(self) -> bool:
         """Let one thing happen; workers work also while messages are under way."""
-        if not self._todo and self.processes and self.chance.random() < self.job.eager:
+        if not self._worker_queue and self.processes and self.chance.random() < self.job.eager:
             workers = sorted(self.processes)
-            self._todo = deque(self.chance.sample(workers, len(workers)))
-            self.stir()
+            self._worker_queue = deque(self.chance.sample(workers, len(workers)))
+            self.wake()
         return super().happen()
 
     def _work(self, worker: Worker) -> bool:
@@ -111,8 +112,8 @@ class SlowWorld(World):
             return True  # the worker gets no processor this time
         return super()._work(worker)
 
-    def _things(self) -> list[Callable[[], None]]:
-        things = super()._things()
+    def _possible_events(self) -> list[Callable[[], None]]:
+        things = super()._possible_events()
         job = self.job
         if job.steps >= job.trouble:
             return things
@@ -265,14 +266,14 @@ class Job:
         )
         changed: list[Change] = [
             (stage, "CHUNK_KEYS", chance.choice((10, 20))),
-            (stage, "FEWEST", 1),
+            (stage, "MIN_CHUNK_KEYS", 1),
             (keyed, "BLOCK_KEYS", chance.choice((1, 3))),
             (stateless, "KEYED_BATCH_ROWS", chance.choice((1, 20))),
             (changes, "BLOCK_KEYS", chance.choice((1, 2, 5))),
             (changes, "LOOK_INTERVAL_PER_KEY", shared.choice((0, 1, 4, 1000))),
             (changes, "MAX_UNCHANGED_SHARE", shared.choice((1 / 32, 0.5, 1.0))),
             (changes, "MAX_ALL_CHANGED_KEYS", shared.choice((3, 1 << 16))),
-            (storekeeper, "GENERATIONS", chance.choice((4, 6, 100))),
+            (storekeeper, "RESERVED_GENERATIONS", chance.choice((4, 6, 100))),
             (storekeeper, "time", clock),
             (store, "time", clock),
         ]
@@ -316,7 +317,7 @@ class Job:
                 self._drive(self.world)
         except Crash as crash:
             self._crashed(str(crash))
-        except SnapshotError as error:  # the driver cannot go on
+        except (SnapshotError, StorageError) as error:  # the driver cannot go on
             if self.world is None or not self._troubled():
                 raise
             self._crashed(str(error))
@@ -337,7 +338,7 @@ class Job:
                 self._finished()
             self._perhaps_mend()
             return
-        except SnapshotError as error:
+        except (SnapshotError, StorageError) as error:
             if not self._troubled():
                 raise
             self.tell(f"run {self._run} cannot begin: {error}")
@@ -353,7 +354,9 @@ class Job:
             raise Violation("retention", f"the run begins with {at}, and {newest} was committed")
         self._base = Counter() if loaded is None else self._meaning[loaded.snapshot][1]
         self._ending = ""
-        self.world = SlowWorld(self.plan, workers, self.chance, self.now, keeper, forgiving=True)
+        self.world = SlowWorld(
+            self.plan, workers, self.chance, self.now, keeper, report_errors=True
+        )
         self.world.job = self
 
     def _perhaps_mend(self) -> None:
@@ -379,12 +382,12 @@ class Job:
                 self._meet_end_of_trouble()
             else:
                 self._make_trouble(world)
-            self._strays += world.strays
-            world.strays.clear()
+            self._strays += world.stray_work
+            world.stray_work.clear()
             if self._strays and self.chance.random() < 0.1:
                 self._let_stray()
             if not world.happen() and not world.life.gone:
-                world.life_now += MOMENT
+                world.life_now += TICK_US
                 world.do(world.life.tick(world.life_now))
         except Crash as crash:
             process = world.acting
@@ -804,7 +807,7 @@ class Job:
         workers = chance.randint(1, 3)
         placement = Placement.of(range(workers))
         epochs = [0] * len(self.plan.stages)
-        outside = Outside(
+        environment = Environment(
             *(lambda *_: None, lambda *_: None, lambda *_: None),
             clock=lambda: self.now,
         )
@@ -812,7 +815,7 @@ class Job:
         runtimes = []
         for worker in range(workers):
             runtime = Runtime(
-                *(self.plan, worker, 0, placement, range(workers), epochs, outside, self.now),
+                *(self.plan, worker, 0, placement, range(workers), epochs, environment, self.now),
                 self.reader,
             )
             loading.load_at_once(runtime, self.reader, manifest.parts, placement)

@@ -205,7 +205,7 @@ _SAVER: Final[Mapping[str, Rewrite]] = {
         Saver, "settle", "operator.changes.settle(order.committed)", "operator.changes.settle(True)"
     ),
     "Output of workers that have left is not published": _one(
-        Saver, "_share", "self._prepared += given", "pass"
+        Saver, "_share", "self._prepared += received", "pass"
     ),
     "Output that one worker commits for all is given to that worker before the snapshot is safe": _one(
         Saver,
@@ -249,7 +249,7 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
     "The parts of workers that left are in every further snapshot": _one(
         Storekeeper,
         "written",
-        "self._left = [left for left in self._left if left not in self._in_manifest]",
+        "self._farewells = [f for f in self._farewells if f not in self._in_manifest]",
         "pass",
     ),
     "A full snapshot builds upon the snapshot before": _one(
@@ -271,7 +271,7 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
         "manifest = self._writing = self.manifest = replace(",
     ),
     "The parts of workers of an older generation are kept": _one(
-        Storekeeper, "new_generation", "self.reports, self._left = {}, []", "self.reports = {}"
+        Storekeeper, "new_generation", "self.reports, self._farewells = {}, []", "self.reports = {}"
     ),
     "Reports of a snapshot that failed count for the next": _one(
         Storekeeper, "record", "self.reports = {}\n", "pass\n"
@@ -280,13 +280,16 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
         Storekeeper, "_manifest", "{repr(t): t for", "{t.step: t for"
     ),
     "Output of workers that have left is reported to no worker": _one(
-        Storekeeper, "orphans", "for left in self._in_manifest", "for left in self._left"
+        Storekeeper,
+        "tokens_of_departed",
+        "for farewell in self._in_manifest",
+        "for farewell in self._farewells",
     ),
     "Output that one worker commits for all is reported to no worker": _one(
         Storekeeper, "tokens_for_one", "if token.step in together]", "if False]"
     ),
     "Generations are used without being stored": _one(
-        Storekeeper, "_use", "self.store.use_generation(ahead)", "pass"
+        Storekeeper, "_reserve", "self.store.use_generation(ahead)", "pass"
     ),
     "A generation begins with the first snapshot of the job": _one(
         Storekeeper, "written", "= self._writing,", "= self.manifest or self._writing,"
@@ -301,7 +304,10 @@ _STORE: Final[Mapping[str, Rewrite]] = {
         SnapshotStore, "_take_back", 'self.disk.sync(self._at("manifests"))', "pass"
     ),
     "A manifest that cannot be deleted is taken for deleted": _one(
-        Storekeeper, "write", "self._decide(order.snapshot, str(error), then)", "then(str(error))"
+        Storekeeper,
+        "write",
+        "self._take_back_later(order.snapshot, str(error), then)",
+        "then(str(error))",
     ),
     "Retention deletes files before manifests": Rewrite(
         SnapshotStore,

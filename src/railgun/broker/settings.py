@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from railgun.broker.protocol.groups import GroupConfig
-from railgun.errors import RailgunError
+from railgun.errors import RailgunError, shortened
 
 SECOND: Final = 1_000_000
 SETTING_LIMIT: Final = 1e15
@@ -167,7 +167,7 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise BadSettingsError(
-            f"{name[:80]!r} cannot be a name: letters, digits, '_', '.' and '-', at most 200, none of the last "
+            f"{shortened(name)} cannot be a name: letters, digits, '_', '.' and '-', at most 200, none of the last "
             "two at the beginning"
         )
     return name

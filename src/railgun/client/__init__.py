@@ -1,1 +1,1 @@
-"""Clients of a node: asyncio first (`Client`), and a synchronous face (`SyncClient`)."""
+"""Clients of the broker: for asyncio (`Client`), and for programs without an event loop (`SyncClient`)."""

@@ -1,4 +1,4 @@
-"""Where a node is, and what it takes to be let in."""
+"""Find the address of a node, and the secret and certificate that a connection to it needs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from railgun.client.errors import NoNodeError
 
 DATA: Final = "railgun-data"
 ADDRESS: Final = "node.json"
-"""In its directory a node says where it listens."""
+"""The file in a node's data directory that holds its address."""
 SOCKET: Final = "node.sock"
-"""There it also listens, for clients of this machine: that is quicker than TCP."""
+"""The local socket in a node's data directory: quicker than TCP for clients on the same machine."""
 SECRET: Final = "secret"
-"""And here is what whoever connects has to know, in hexadecimal digits."""
+"""The file in a node's data directory that holds the secret each client must know, in hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A node as it is found, and perhaps others of its cluster; it can be sent to another machine.
+    """The address of a node, and perhaps of other nodes of its cluster. It can be sent to another machine.
 
     >>> Address.find("10.0.0.7:7171", secret="00ff")
     Address(host='10.0.0.7', port=7171)
@@ -36,11 +36,11 @@ class Address:
     port: int
     secret: bytes = field(repr=False)
     certificate: str | None = field(default=None, repr=False)
-    """What the node's certificate is checked with (PEM)."""
+    """The certificate (PEM) that verifies the node's own."""
     socket: str | None = field(default=None, repr=False)
-    """On its own machine, where it also listens."""
+    """Path of the node's local socket, for clients on the same machine."""
     others: tuple[tuple[str, int], ...] = field(default=(), repr=False)
-    """Nodes that will do as well."""
+    """Other nodes of the cluster that can be used instead."""
 
     @staticmethod
     def find(
@@ -49,7 +49,11 @@ class Address:
         secret: bytes | str | None = None,
         data: str | Path = DATA,
     ) -> Address:
-        """The node at `where` ("host:port", or several); without, the one that works in the directory `data`."""
+        """Return the address of the node at `where` ("host:port", or several).
+
+        Without `where`, return that of the node that runs in the directory `data`. Raises `NoNodeError` if there is no
+        such node, if `where` is no address, or if the secret is missing or malformed.
+        """
         if secret is not None and not isinstance(secret, bytes | str):
             raise NoNodeError(f"a secret is bytes or hexadecimal digits, not {secret!r:.80}")
         home = Path(data)
@@ -57,13 +61,13 @@ class Address:
         others: tuple[tuple[str, int], ...] = ()
         if where is None:
             try:
-                found = json.loads((home / ADDRESS).read_text("utf-8"))
-                host, port = str(found["host"]), int(found["port"])
-                if found.get("certificate"):
-                    certificate = Path(found["certificate"]).read_text("ascii")
-                if found.get("socket"):
-                    socket = str(found["socket"])
-                if _was_killed(host, port, socket, found.get("pid")):
+                entry = json.loads((home / ADDRESS).read_text("utf-8"))
+                host, port = str(entry["host"]), int(entry["port"])
+                if entry.get("certificate"):
+                    certificate = Path(entry["certificate"]).read_text("ascii")
+                if entry.get("socket"):
+                    socket = str(entry["socket"])
+                if _was_killed(host, port, socket, entry.get("pid")):
                     raise ConnectionRefusedError(
                         f"{home / ADDRESS} was left by a node that is gone"
                     )
@@ -78,22 +82,26 @@ class Address:
             try:
                 secret = (home / SECRET).read_text("ascii").strip()
             except (OSError, ValueError) as error:
-                raise NoNodeError(f"the node's secret is not in {home}: give it") from error
+                raise NoNodeError(
+                    f"the node's secret is not in {home}: pass it (secret=…)"
+                ) from error
         try:
-            known = bytes.fromhex(secret) if isinstance(secret, str) else secret
+            secret_bytes = bytes.fromhex(secret) if isinstance(secret, str) else secret
         except ValueError as error:
             raise NoNodeError(f"a secret is hexadecimal: {error}") from error
-        return Address(host, port, known, certificate, socket, others)
+        return Address(host, port, secret_bytes, certificate, socket, others)
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to speak to it."""
+        """Return a TLS context that trusts the node's certificate; None if the node has none."""
         if self.certificate is None:
             return None
         return ssl.create_default_context(cadata=self.certificate)
 
 
 def addresses_of(where: str | Sequence[str]) -> list[tuple[str, int]]:
-    """Of one node or several: "host:port,host:port", or a list of these.
+    """Parse the addresses of one or several nodes: "host:port,host:port", or a list of such texts.
+
+    Raises `NoNodeError` for anything else.
 
     >>> addresses_of("a:1, b:2"), addresses_of(["a:1", ":2"])
     ([('a', 1), ('b', 2)], [('a', 1), ('127.0.0.1', 2)])
@@ -103,26 +111,26 @@ def addresses_of(where: str | Sequence[str]) -> list[tuple[str, int]]:
     """
     if isinstance(where, bytes) or not isinstance(where, Iterable):
         raise NoNodeError(f"{where!r:.80} is no address: host:port")
-    given = [where] if isinstance(where, str) else list(where)
-    found: list[tuple[str, int]] = []
-    for one in given:
-        if not isinstance(one, str):
-            raise NoNodeError(f"{one!r} is no address: host:port")
-        for each in one.split(","):
-            host, _, port = each.strip().rpartition(":")
+    texts = [where] if isinstance(where, str) else list(where)
+    addresses: list[tuple[str, int]] = []
+    for text in texts:
+        if not isinstance(text, str):
+            raise NoNodeError(f"{text!r} is no address: host:port")
+        for address in text.split(","):
+            host, _, port = address.strip().rpartition(":")
             if not (port.isascii() and port.isdigit() and int(port) < 65536):
-                raise NoNodeError(f"{each.strip()!r} is no address: host:port")
-            found.append((host or "127.0.0.1", int(port)))
-    if not found:
+                raise NoNodeError(f"{address.strip()!r} is no address: host:port")
+            addresses.append((host or "127.0.0.1", int(port)))
+    if not addresses:
         raise NoNodeError("there is no address to connect to: host:port")
-    return found
+    return addresses
 
 
 def _was_killed(host: str, port: int, socket: str | None, pid: object) -> bool:
-    """Return whether the node that has left word of where it listens is gone: one that stops in order takes it away.
+    """Return whether the node that wrote this address file was killed. A node that stops in order removes the file.
 
-    Another process may have its port by now, or its process id. The socket in its directory nobody else has; one that
-    was removed says nothing.
+    Another process may use its port or its process id by now, so the local socket is tried first: no other process can
+    have it. A socket that was removed proves nothing.
     """
     if socket is not None and os.path.exists(socket):
         return not _listens(socket)
@@ -133,7 +141,7 @@ def _was_killed(host: str, port: int, socket: str | None, pid: object) -> bool:
     except ConnectionRefusedError:
         return True
     except OSError:
-        pass  # whatever it is, it may pass
+        pass  # any other failure may be transient
     return False
 
 
@@ -156,5 +164,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # it is another user's
+        pass  # the process belongs to another user
     return True

@@ -1,30 +1,30 @@
-"""A client: one connection to a node of several, for everything.
+"""The asyncio client: one connection, to any node of a cluster, carries all publishes, requests and subscriptions.
 
 Rules:
 
-1. `publish` returns when the message is on disk, as safe as it was asked for (`acks`). Messages of many tasks travel
-   together: those that come up in one turn of the event loop, and those that come up while as many publishes of the
-   stream as may be are under way.
-2. Every call has a deadline. If it passes, what was asked for may have been done or not.
-3. A connection that is lost is made again, with growing pauses, and subscriptions with it. Requests that were never
-   written to it are sent by the next one, until their deadline. Publishes that were written and not answered are sent
-   again if all their messages have IDs: then they cannot come twice, and a duplicate is what was wanted. So are calls
-   that do no harm when they are done twice (`IDEMPOTENT`). Others raise `CONNECTION_LOST`: they may have been done or
-   not, and only the caller knows whether twice does harm.
-   An event loop that was busy for `STALL_S` does not know whether the node has given the connection up meanwhile: the
-   client pings, and sends nothing else before the node has answered or another connection is made.
-   A node that is about to end says so (`GoingAway`): nothing more is sent to it, what it has taken it answers, and what
-   it has not (`STOPPING`) goes to the next node, or to this one when it is back, until the deadline.
+1. `publish` returns when the message is on disk, as safely as `acks` demands. Messages of many tasks are sent together:
+   those of one turn of the event loop, and those published while the most publishes of the stream are under way.
+2. Every call has a deadline. If it passes, the node may have carried out the call or not.
+3. The client replaces a lost connection, with growing pauses between tries, and subscribes again. Requests that were
+   never written to the lost connection are sent by the next one, until their deadline. Publishes that were written and
+   not answered are sent again if all their messages have IDs: then they cannot be stored twice, and the answer
+   "duplicate" is a success. Idempotent calls (`IDEMPOTENT_CALLS`) are also sent again. Other calls raise
+   `CONNECTION_LOST`: they may have been done or not, and only the caller knows whether doing them twice does harm.
+   If the event loop was busy for `STALL_S`, the node may have given the connection up meanwhile: the client pings, and
+   sends nothing else until the node answers or there is another connection.
+   A node that is about to stop announces it (`GoingAway`). The client sends it nothing more. The node answers the
+   requests it has accepted; those it refuses (`STOPPING`) go to the next node, or to this one when it is back, until
+   their deadline.
 4. A connection that does not answer pings is dead (`transport.heartbeat`): after `SILENCE_S` seconds, or after
-   `SILENCE_WITH_OTHERS_S` if there are other nodes to go to. A node that does not answer the hello is left as soon.
-5. A node tells of the others of its cluster. When a connection is lost the others are tried at once, in turn.
-6. `NO_MASTER` means that nothing was done: it is tried again until the deadline, whatever it is, and what is published
-   to that stream meanwhile waits behind it. `DEPOSED` means what a lost connection means.
-7. When a node says that it has no quorum (`no_quorum`), all others that are known are knocked at, at the same time,
-   but for those that have said so themselves within `NO_QUORUM_S`. The client leaves for the first that answers. If
-   none does within `SEEK_S`, or if there are none, the request fails at once with `NO_MASTER`; the connection stays,
-   with what is subscribed. If one answers later, the client leaves for it then, for the sake of what comes next.
-   With `wait_for_quorum` requests do not fail then: they are tried again until their deadline.
+   `SILENCE_WITH_OTHERS_S` if there are other nodes. A node that does not answer the hello is given up as soon.
+5. A node announces the other nodes of its cluster. When a connection is lost, they are tried at once, in turn.
+6. `NO_MASTER` means that nothing was done: any call is retried until its deadline, and later publishes to the stream
+   wait behind it. `DEPOSED` is treated as a lost connection.
+7. When a node reports that it has no quorum (`no_quorum`), the client probes all other known nodes at the same time,
+   except those that have reported the same within `NO_QUORUM_S`. It switches to the first that answers. If none does
+   within `SEEK_S`, or there are no others, the request fails at once with `NO_MASTER`; the connection and its
+   subscriptions stay. If a node answers later, the client switches to it then, for the benefit of later requests.
+   With `wait_for_quorum` such requests do not fail: they are retried until their deadline.
 """
 
 from __future__ import annotations
@@ -77,47 +77,45 @@ from railgun.transport.outbox import Outbox
 from railgun.transport.proto import streams_pb2 as p
 from railgun.transport.records import Records, build
 
-TIMEOUT: Final = 30.0
-LATE: Final = "not published before its timeout: it may be stored or not. With an ID it can be published again"
+TIMEOUT: Final = 30.0  # seconds for a call
+LATE_TEXT: Final = "not published before its timeout: it may be stored or not. With an ID it can be published again"
 SILENCE_S: Final = 20.0
 SILENCE_WITH_OTHERS_S: Final = 2.0
-AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
-STALL_S: Final = 1.0  # for which the event loop was busy, so that the connection may be gone
-IDEMPOTENT: Final = frozenset(
+RECONNECT_PAUSES_S: Final = (0.05, 2.0)  # before the next round of tries: at first, and at most
+STALL_S: Final = 1.0  # after the event loop was busy for so long, the connection may be gone
+IDEMPOTENT_CALLS: Final = frozenset(
     {"describe", "list", "groups", "group", "finished", "nodes", "cluster", "ensure"}
     | {"producers", "begin_producer", "open_sequence", "commit_sequences", "forget_producer"}
     | {"drop_sequences"}
 )
 """Calls that are sent again when their connection is lost: they only read, or do nothing the second time."""
-TICK_S: Final = 0.4  # between two looks at the heartbeat: others may have become known
-NO_QUORUM_S: Final = 10.0  # until the others are sought again for a node that had no quorum
-SEEK_S: Final = (
-    0.5  # for another node to answer, while requests wait that one without a quorum has refused
+TICK_S: Final = (
+    0.4  # between two checks of the heartbeat; other nodes may have become known meanwhile
 )
-DIAL_S: Final = (
-    2.0,
-    10.0,
-)  # for one node, if there are others: at first, and when all were tried in vain
-LASTING: Final = 0.5  # seconds after which a connection was of use
-PREFETCH: Final = 1000
-SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
+NO_QUORUM_S: Final = 10.0  # a node that reported no quorum is not probed again for so long
+SEEK_S: Final = 0.5  # for another node to answer, while requests refused for want of a quorum wait
+DIAL_TIMEOUTS_S: Final = (2.0, 10.0)
+"""Timeout to connect to one of several nodes: at first, and at most. It grows when all were tried in vain."""
+LASTING_S: Final = 0.5  # a connection of at least this duration counts as a success
+PREFETCH: Final = 1000  # messages
+SWEEP_INTERVAL_S: Final = 0.1  # between two checks for deadlines that have passed
 Payload = bytes | str
 ANSWER_GRACE_S: Final = 5.0
-"""How much longer than a request's timeout a client waits to be told of it."""
-LOST: Final = frozenset({"CONNECTION_LOST", "CLOSED", "NO_SUBSCRIPTION"})
-"""What a request is told whose connection is lost, or about to be."""
-_NOBODY: Final = (None, 0.0, 0)
+"""How much longer than a request's timeout a client waits for the node to report the timeout."""
+LOST_CODES: Final = frozenset({"CONNECTION_LOST", "CLOSED", "NO_SUBSCRIPTION"})
+"""Codes of requests whose connection is lost or about to be."""
+_NO_WAITER: Final = (None, 0.0, 0)
 
 
 class _NotSentError(StreamsError):
-    """A request was not written before its connection was lost: nothing was done, and it may be sent again."""
+    """A request was not written before its connection was lost: nothing was done, and it can be sent again."""
 
     def __init__(self, lost: StreamsError) -> None:
         super().__init__(lost.code, lost.text)
 
 
 class Client:
-    """A connection to a node. Made by `connect`."""
+    """A connection to a node of the broker. `connect` returns it; `async with` closes it."""
 
     def __init__(
         self,
@@ -137,41 +135,39 @@ class Client:
         self._waits_for_quorum = check_flag("wait_for_quorum", wait_for_quorum)
         self._nodes = Nodes([(host, port), *others])
         self._secret, self._name, self._tls = secret, name, tls
-        self._socket = ((host, port), socket)  # for whom, if it is on this machine
+        self._socket = ((host, port), socket)  # the node with a local socket, and its path
         self._learning: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._reader = FrameReader()
         self._open = asyncio.Event()
         self._closing = False
-        self._going = False  # whether the node is about to end
-        self._awake_s = 0.0  # when the event loop was known to turn
-        self._verifying = (
-            0  # the number of the ping that tells whether the connection is alive; 0: it is
-        )
+        self._going = False  # whether the client is about to leave this node
+        self._awake_s = 0.0  # when the event loop last ran code of this client
+        self._verifying = 0  # number of the ping that checks the connection after a stall; 0: none
         self._running: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None
-        self._heartbeat = Heartbeat(SILENCE_S, 0.0)  # of each connection its own
-        self._token = secrets.token_hex(12)  # names of responses are unique in the world
+        self._heartbeat = Heartbeat(SILENCE_S, 0.0)  # a new one for each connection
+        self._token = secrets.token_hex(12)  # makes names of response streams globally unique
         self._numbers = itertools.count(1)
         self._channels = itertools.count(1)
         self._answers: dict[int, tuple[asyncio.Future[Any], float, int]] = {}
-        """By the numbers of requests: who waits, until when, and the last frame of the request."""
+        """By request number: the future that waits, its deadline, and the last frame of the request."""
         self._subscriptions: dict[int, Subscription] = {}
-        # Channels of subscriptions that are made again, and whether that has to be done once more.
+        # Channels that are being subscribed again, and whether they must be subscribed once more after that.
         self._renewing: dict[int, bool] = {}
         self._outbox: Outbox | None = None
         self._publisher = Publisher(self, self._numbers)
         self._producers: dict[str, Producer] = {}  # of transactions, by their streams
         self._sweeping: asyncio.TimerHandle | None = None
         self._last_error = ""
-        self._without_quorum: dict[Where, float] = {}  # nodes that had none, and when they said so
-        self._seeking: asyncio.Task[None] | None = None  # for a node that has one
-        self._on_hold = False  # whether requests wait for what it finds
+        self._without_quorum: dict[Where, float] = {}  # nodes that reported no quorum, and when
+        self._seeking: asyncio.Task[None] | None = None  # probes other nodes for a quorum
+        self._on_hold = False  # whether requests wait for the result of that task
 
     # ------------------------------------------------------------ the connection
 
     async def open(self) -> None:
-        """Connect; raises if it cannot be done within the timeout."""
+        """Connect; raise `NoNodeError` if that fails within the client's timeout."""
         self._running = self.loop.create_task(self._run())
         self._sweep()
         opened = self.loop.create_task(self._open.wait())
@@ -185,11 +181,16 @@ class Client:
 
     @property
     def where(self) -> Where:
-        """The node it is connected to, or tries to be."""
+        """The node that the client is connected to, or tries to reach."""
         return self._nodes.current
 
     async def _run(self) -> None:
-        pauses, dials, first, hopeless = Pauses(*AGAIN), Pauses(*DIAL_S), True, True
+        pauses, dials, first, hopeless = (
+            Pauses(*RECONNECT_PAUSES_S),
+            Pauses(*DIAL_TIMEOUTS_S),
+            True,
+            True,
+        )
         dial_s = dials.next()
         while not self._closing:
             began = math.inf
@@ -204,9 +205,9 @@ class Client:
                 self._last_error = getattr(error, "text", said(error)) or "no answer"
                 hopeless &= getattr(error, "code", "") in (BAD_SECRET, BAD_VERSION)
             self._disconnected()
-            if not self._closing and self._nodes.turn(self.loop.time() - began > LASTING):
+            if not self._closing and self._nodes.turn(self.loop.time() - began > LASTING_S):
                 if first and hopeless:
-                    return  # it will not become right by trying
+                    return  # every node refused the secret or the version: retrying cannot help
                 hopeless = True
                 dial_s = dials.next()
                 await asyncio.sleep(pauses.next())
@@ -216,28 +217,29 @@ class Client:
         opened: asyncio.Future[None] = self.loop.create_future()
         lost: asyncio.Future[None] = self.loop.create_future()
 
-        def made(connection: Connection) -> None:
+        def accepted(connection: Connection) -> None:
             connection.filling = self._reader
             if not opened.done():
                 opened.set_result(None)
 
-        def gone(connection: Connection, error: Exception | None) -> None:
+        def closed(connection: Connection, error: Exception | None) -> None:
             code = error.code if isinstance(error, HelloError) else "CONNECTION_LOST"
-            told = StreamsError(code, said(error) if error else "the node closed the connection")
+            loss = StreamsError(code, said(error) if error else "the node closed the connection")
             for future in (opened, lost):
                 if not future.done():
-                    future.set_exception(told)
+                    future.set_exception(loss)
             lost.exception()
             if not opened.cancelled():
                 opened.exception()
 
-        who = {"version": VERSION, "name": self._name}
+        introduction = {"version": VERSION, "name": self._name}
         connection = await self._dial(
-            self.where, lambda: Connection(self._secret, made, self._received, gone, who)
+            self.where,
+            lambda: Connection(self._secret, accepted, self._received, closed, introduction),
         )
         try:
             await opened
-        except BaseException:  # also if nobody wants it any more
+        except BaseException:  # also if the client gives up waiting
             connection.transport.abort()
             raise
         self._connection, self._lost = connection, lost
@@ -252,13 +254,13 @@ class Client:
         self._learning = self.loop.create_task(self._learn())
 
     async def _learn(self) -> None:
-        """Ask where the other nodes are; one that is alone, or does not know, says so."""
+        """Ask the node for the addresses of the other nodes; ignore a refusal, or an answer without any."""
         with contextlib.suppress(StreamsError, ValueError):
             answer = await self.ask(lambda n: self.send(p.Admin(request=n, call="nodes")))
             self._nodes.learn(json.loads(answer.result))
 
     async def _dial(self, where: Where, protocol: Callable[[], Connection]) -> Connection:
-        """By the socket in the node's directory, if it is on this machine; else by TCP."""
+        """Connect to a node: by the socket in its data directory if it is on this machine, else by TCP."""
         local, path = self._socket
         if path is not None and local == where and os.path.exists(path):
             with contextlib.suppress(OSError):
@@ -266,13 +268,13 @@ class Client:
         return (await self.loop.create_connection(protocol, *where, ssl=self._tls))[1]
 
     async def _resume(self) -> None:
-        """Make the subscriptions again, and send what can be sent again."""
+        """Subscribe again on a new connection, and resend the publishes that can be sent again."""
         for subscription in list(self._subscriptions.values()):
-            self.loop.create_task(self._again(subscription))
+            self.loop.create_task(self._subscribe_again(subscription))
         self._publisher.resume()
 
-    async def _again(self, subscription: Subscription) -> None:
-        """Make a subscription again, until it is there; the next connection does it anew by itself."""
+    async def _subscribe_again(self, subscription: Subscription) -> None:
+        """Subscribe again until the node accepts; give up if the connection is lost, since the next one begins anew."""
         here, channel, pauses = self._connection, subscription.channel, Pauses(*SOON)
         self._renewing[channel] = False
         while self._connection is here and not subscription.over:
@@ -282,7 +284,7 @@ class Client:
                 )
                 if self._connection is not here or not self._renewing.get(channel):
                     break
-                self._renewing[channel] = False  # it was there, and was lost before this task ran
+                self._renewing[channel] = False  # it was accepted, and lost before this task ran
                 self.send(p.Unsubscribe(), (), channel)
                 continue
             except StreamsError as error:
@@ -290,26 +292,26 @@ class Client:
                     if not error.may_pass and error.code != "NO_SUBSCRIPTION":
                         subscription.failed(error)
                         break
-                    if self._connection is not here or error.code in LOST:
+                    if self._connection is not here or error.code in LOST_CODES:
                         break
-                    self.send(p.Unsubscribe(), (), channel)  # it may be made yet
+                    self.send(p.Unsubscribe(), (), channel)  # the node may accept it yet
                 subscription.trouble = str(error)
             await asyncio.sleep(pauses.next())
         if self._connection is here:
             self._renewing.pop(channel, None)
 
     def renew(self, subscription: Subscription) -> None:
-        """Its master is none any more: make it again, as soon as there is another one."""
+        """Subscribe again because the stream's master stepped down, as soon as there is another master."""
         channel = subscription.channel
         if channel in self._renewing:
             self._renewing[channel] = True
             return
         self._renewing[channel] = False
         self.send(p.Unsubscribe(), (), channel)
-        self.loop.create_task(self._again(subscription))
+        self.loop.create_task(self._subscribe_again(subscription))
 
     async def _alive(self) -> None:
-        """Ping until the connection is lost; raises `CONNECTION_LOST` when the node does not answer."""
+        """Ping until the connection is lost; raise `StreamsError` (`CONNECTION_LOST`) if the node does not answer."""
         assert self._lost is not None
         heartbeat, beat = self._heartbeat, Beat.NOTHING
         while beat is not Beat.DEAD:
@@ -335,16 +337,16 @@ class Client:
         self._seeking, self._on_hold = None, False
         written = self._outbox.written if self._outbox is not None else 0
         self._connection = self._outbox = None
-        told = StreamsError("CONNECTION_LOST", self._last_error)
-        self._publisher.cut_off(told, written)
+        loss = StreamsError("CONNECTION_LOST", self._last_error)
+        self._publisher.cut_off(loss, written)
         answers, self._answers = self._answers, {}
         for future, _, frame in answers.values():
-            tell(future, told if frame <= written else _NotSentError(told))
+            tell(future, loss if frame <= written else _NotSentError(loss))
         for subscription in self._subscriptions.values():
-            subscription.cut_off(told)
+            subscription.cut_off(loss)
 
     async def close(self) -> None:
-        """Say good-bye: what is under way is waited for, as long as a call may take."""
+        """Close the connection after publishes under way and subscriptions have ended, within the client's timeout."""
         if not self._closing:
             if self._learning is not None:
                 self._learning.cancel()
@@ -368,7 +370,7 @@ class Client:
                     await self._running
             self._disconnected()
             self._publisher.close()
-            self._open.set()  # who waits for it is told
+            self._open.set()  # wakes calls that wait for a connection; they raise CLOSED
             for subscription in self._subscriptions.values():
                 subscription.ended()
 
@@ -386,17 +388,17 @@ class Client:
         return self._outbox is not None
 
     def may_send(self) -> bool:
-        """Return whether there is a connection to a node that takes requests; look first whether it is still there."""
+        """Return whether there is a live connection to a node that accepts requests; check the connection first."""
         if self._connection is None or self._outbox is None or self._going:
             return False
-        if self._connection.transport.is_closing():  # it is lost, and made again soon
+        if self._connection.transport.is_closing():  # the connection is lost, and replaced soon
             self._open.clear()
             return False
         self._notice_stall()
         return not self._verifying and not self._on_hold
 
     def _notice_stall(self) -> None:
-        """Ask the node whether the connection is alive if the event loop was busy for long; send nothing before."""
+        """Ping the node if the event loop was busy for longer than `STALL_S`; hold all requests until it answers."""
         now_s = self.loop.time()
         stalled, self._awake_s = now_s - self._awake_s > STALL_S, now_s
         if stalled and self._outbox is not None and not self._going and not self._verifying:
@@ -405,36 +407,36 @@ class Client:
             self.send(p.Ping(number=self._verifying))
 
     def _verified(self) -> None:
-        """The node has answered: send what waits."""
+        """Take the answer to the ping that checked the connection: send the requests that wait."""
         self._verifying = 0
-        self._go_on()
+        self._send_waiting()
 
-    def _go_on(self) -> None:
-        """Send what waits, unless something else stands against it."""
+    def _send_waiting(self) -> None:
+        """Send the requests that wait, unless they must still wait for another reason."""
         if not self._going and not self._verifying and not self._on_hold:
             self._open.set()
             self._publisher.go_on()
 
     @property
     def closing(self) -> bool:
-        """Whether it takes nothing more."""
+        """Whether the client is closed and accepts no more calls."""
         return self._closing
 
     @property
     def trouble(self) -> str:
-        """Why requests are not answered now, for people; empty: nothing stands against them."""
+        """Why requests are not answered now, as a text for people; empty: nothing is wrong."""
         if self.connected:
             return self._publisher.trouble
         return f"no node at {self._nodes}: {self._last_error or 'no answer'}"
 
     def send(self, command: Command, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
-        """Send a frame, with the others of this turn; nothing, if there is no connection."""
+        """Send a frame, together with the others of this turn of the event loop; drop it if there is no connection."""
         if self._outbox is not None:
             self._outbox.send(encode(command, blobs, channel))
 
     @property
     def frames(self) -> int:
-        """How many frames were sent by this connection: the number of the last one."""
+        """The number of frames sent by this connection, which is the number of the last frame."""
         return 0 if self._outbox is None else self._outbox.frames
 
     def _received(self, connection: Connection, data: bytes) -> None:
@@ -458,28 +460,28 @@ class Client:
             case p.Published() | p.Failed() if self._publisher.answered(command):
                 pass
             case p.Subscribed():
-                # Now, and not when who waits for it comes to run: messages may be right behind.
+                # Here, and not in the task that waits for the answer: messages may follow immediately.
                 if channel in self._subscriptions:
                     self._subscriptions[channel].began(command)
                 if channel in self._renewing:
-                    self._renewing[channel] = False  # what was lost before is there again
-                future, *_ = self._answers.pop(command.request, _NOBODY)
+                    self._renewing[channel] = False  # an earlier loss is made good
+                future, *_ = self._answers.pop(command.request, _NO_WAITER)
                 if future is not None and not future.done():
                     future.set_result((command, frame.blob))
             case p.Missed() | p.Lost() | p.Recalled():
-                self._tell(channel, command)
+                self._hand_to_subscription(channel, command)
             case p.Ping():
                 self.send(p.Pong(number=command.number))
             case p.Pong() if command.number == self._verifying:
                 if self._verifying:
                     self._verified()
             case p.GoingAway():
-                self._go("the node has ended in order")
+                self._prepare_to_leave("the node has ended in order")
                 self.send(p.Pong(number=command.number))
             case _:
-                future, *_ = self._answers.pop(getattr(command, "request", 0), _NOBODY)
+                future, *_ = self._answers.pop(getattr(command, "request", 0), _NO_WAITER)
                 if future is None:
-                    self._tell(channel, command)
+                    self._hand_to_subscription(channel, command)
                 elif isinstance(command, p.Failed):
                     if not future.done():
                         future.set_exception(
@@ -488,14 +490,14 @@ class Client:
                 elif not future.done():
                     future.set_result((command, frame.blob))
 
-    def _go(self, why: str) -> None:
-        """Send nothing more to this node, and go to another one when the node has answered what is under way."""
+    def _prepare_to_leave(self, why: str) -> None:
+        """Send this node no more requests; the client leaves it when those under way are answered (`_leave`)."""
         self._open.clear()
         self._going = True
         self._last_error = why
 
     def _leave(self) -> None:
-        """Go to another node, if this one is to be left and nothing is under way to it."""
+        """Close the connection to a node that the client is to leave, once nothing is under way to it."""
         if self._connection is not None and not self._answers and not self._publisher.awaits:
             assert self._outbox is not None
             for subscription in self._subscriptions.values():
@@ -504,10 +506,10 @@ class Client:
             self._connection.close()
 
     def tries_again(self, error: StreamsError, *, idempotent: bool) -> bool:
-        """Return whether a request that failed so is sent again, until its deadline.
+        """Return whether a request that failed with `error` is sent again, until its deadline.
 
-        It is if the cause is a change of nodes or roles, and nothing was done or the request is `idempotent` (does no
-        harm when it is done twice). An idempotent one is sent again also when the connection was lost.
+        It is if the cause is a change of nodes or roles, and either nothing was done or the request is `idempotent`.
+        An idempotent request is also sent again when the connection was lost.
         """
         if self._closing:
             return False
@@ -518,7 +520,7 @@ class Client:
         return not self._gives_up(error)
 
     def _gives_up(self, error: StreamsError) -> bool:
-        """Return whether a request that was refused for want of a quorum is not tried again: rule 7."""
+        """Return whether a request that was refused for want of a quorum fails now; see rule 7."""
         if not error.no_quorum:
             return False
         if self._going or self._on_hold:
@@ -536,43 +538,43 @@ class Client:
         return False
 
     async def _seek(self, others: Sequence[Where], why: str) -> None:
-        """Leave for the first of `others` that answers; until `SEEK_S`, requests wait for that."""
-        knocking = [self.loop.create_task(self._knock(where)) for where in others]
+        """Switch to the first of the nodes `others` that answers; hold requests for up to `SEEK_S` meanwhile."""
+        probes = [self.loop.create_task(self._probe(where)) for where in others]
         began_s = self.loop.time()
         try:
-            found = await _first(knocking, began_s + SEEK_S)
+            reachable = await _first(probes, began_s + SEEK_S)
             self._on_hold = False
-            if found is None:
-                self._go_on()
-                found = await _first(knocking, began_s + DIAL_S[0])
+            if reachable is None:
+                self._send_waiting()
+                reachable = await _first(probes, began_s + DIAL_TIMEOUTS_S[0])
         finally:
-            for task in knocking:
+            for task in probes:
                 task.cancel()
         self._seeking = None
-        if found is not None and not self._going:
-            self._nodes.prefer(found)
-            self._go(why)
+        if reachable is not None and not self._going:
+            self._nodes.prefer(reachable)
+            self._prepare_to_leave(why)
             self._leave()
 
-    async def _knock(self, where: Where) -> Where | None:
-        """Return `where` when the node there has answered the hello; None: it does not let us in, or is not there."""
+    async def _probe(self, where: Where) -> Where | None:
+        """Return `where` when the node there has answered the hello; None if it refuses, or cannot be reached."""
         answered: asyncio.Future[bool] = self.loop.create_future()
 
-        def tell(is_there: bool) -> None:
+        def settle(accepted: bool) -> None:
             if not answered.done():
-                answered.set_result(is_there)
+                answered.set_result(accepted)
 
-        who = {"version": VERSION, "name": self._name}
+        introduction = {"version": VERSION, "name": self._name}
         connection: Connection | None = None
         try:
             connection = await self._dial(
                 where,
                 lambda: Connection(
                     self._secret,
-                    lambda _: tell(True),
+                    lambda _: settle(True),
                     lambda *_: None,
-                    lambda *_: tell(False),
-                    who,
+                    lambda *_: settle(False),
+                    introduction,
                 ),
             )
             return where if await answered else None
@@ -582,19 +584,26 @@ class Client:
             if connection is not None:
                 connection.abort()
 
-    def _tell(self, channel: int, command: Any) -> None:
+    def _hand_to_subscription(self, channel: int, command: Any) -> None:
         subscription = self._subscriptions.get(channel)
         if subscription is not None:
-            subscription.told(command)
+            subscription.handle(command)
 
     async def ask(self, send: Callable[[int], object], timeout: float | None = None) -> Any:
-        """Send something with a number, and wait for the command that answers it."""
+        """Send a request and return the command that answers it.
+
+        `send` is called with the request's number. Raises `DeadlineError` after `timeout` seconds (None: the client's
+        timeout), and `StreamsError` if the node refuses or the client is closed.
+        """
         return (await self._ask(send, timeout))[0]
 
     async def _ask(
         self, send: Callable[[int], object], timeout: float | None, *, once: bool = False
     ) -> Any:
-        """As `ask`, with what came beside the command. `once`: raise also what nothing was done of."""
+        """Send a request and return the answering command and its blob, as `ask`.
+
+        `once`: raise also errors after which nothing was done, instead of sending the request again.
+        """
         deadline = self.loop.time() + (self.timeout if timeout is None else timeout)
         while True:
             try:
@@ -605,7 +614,7 @@ class Client:
             except StreamsError as error:
                 if error.code != "STOPPING" or self._closing:
                     raise
-            await asyncio.sleep(SOON[0])  # nothing was done, and another node will be asked
+            await asyncio.sleep(SOON[0])  # nothing was done: ask again, perhaps another node
 
     async def _ask_once(self, send: Callable[[int], object], deadline: float) -> Any:
         number = next(self._numbers)
@@ -628,7 +637,7 @@ class Client:
     # ------------------------------------------------------------ deadlines
 
     def _late(self, number: int) -> str:
-        """Return what to say of a request that was not answered before its timeout."""
+        """Return the error text of a request that was not answered before its timeout."""
         if number not in self._answers:
             why = self.trouble or "the node takes nothing now"
             return f"nothing was sent before the timeout of this call: {why}. See to the node, and try again"
@@ -638,14 +647,14 @@ class Client:
         )
 
     def _deadline(self, timeout: float | None) -> float:
-        """Return when a call with this timeout is over, by the clock of the event loop."""
+        """Return the deadline of a call with this timeout (None: the client's), by the clock of the event loop."""
         seconds = self.timeout if timeout is None else check_seconds("timeout", timeout)
         return self.loop.time() + seconds
 
     def _sweep(self) -> None:
-        """Tell those whose deadline has passed. A look now and then is cheaper than a timer for each call."""
+        """Fail the calls whose deadline has passed. A periodic check is cheaper than a timer for each call."""
         now = self.loop.time()
-        self._sweeping = self.loop.call_later(SWEEP, self._sweep)
+        self._sweeping = self.loop.call_later(SWEEP_INTERVAL_S, self._sweep)
         late = [future for future, deadline, _ in self._answers.values() if deadline < now]
         for future in late:
             tell(future, TimeoutError())
@@ -665,25 +674,27 @@ class Client:
         timeout: float | None = None,
         acks: Acks = "quorum",
     ) -> int:
-        """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched).
+        """Publish a message; return its offset when it is on disk.
 
-        `acks`: on the disks of a `quorum` of replicas, of the `master`, or of `all` of them. With `none` it returns -1
-        when the message was sent: it may be lost, and nobody hears of it. Raises `DuplicateIdError` if the `id` is
-        taken; not if the connection was lost meanwhile, and the message sent again: then it is the offset of the ID.
+        In an ephemeral stream, return how many consumers and groups received it. `acks` says on whose disks the message
+        must be: of a `quorum` of replicas, of the `master`, or of `all` replicas. With `none` the call returns -1 when
+        the message was sent; it may be lost without notice. `id` deduplicates: raises `DuplicateIdError` if the stream
+        already holds a message with it. If the message was sent again after a lost connection, the offset of the
+        stored message is returned instead. Raises `DeadlineError` after `timeout` seconds.
         """
         check_text("stream", stream)
         check_text("topic", topic)
-        given, deadline, safety = as_bytes("payload", payload), self._deadline(timeout), level(acks)
+        data, deadline, safety = as_bytes("payload", payload), self._deadline(timeout), level(acks)
         if id is None and headers is None:
-            future = self._publisher.put_one(stream, topic, given, deadline, safety)
+            future = self._publisher.put_one(stream, topic, data, deadline, safety)
         else:
             ids: list[bytes | None] | None = None if id is None else [check_id(id)]
-            told = None if headers is None else [check_headers(headers)]
-            future = self._publisher.put(stream, topic, [given], ids, told, deadline, safety)
+            encoded = None if headers is None else [check_headers(headers)]
+            future = self._publisher.put(stream, topic, [data], ids, encoded, deadline, safety)
         try:
             return int((await future)[0])
         except TimeoutError as error:
-            raise DeadlineError(LATE) from error
+            raise DeadlineError(LATE_TEXT) from error
 
     async def publish_many(
         self,
@@ -697,17 +708,18 @@ class Client:
         acks: Acks = "quorum",
         atomic: bool = False,
     ) -> list[int]:
-        """Publish messages in this order; the offset of each. `acks`: as of `publish`.
+        """Publish messages in this order; return the offset of each. `acks`, `timeout` and errors: as of `publish`.
 
-        With one `id` for all, they are stored wholly or not at all, and a second time not at all. `atomic`: they are
-        seen all together or not at all, however many there are, and stored once, whatever fails meanwhile.
+        `ids`: an ID for each message, or None. `id`: one ID for all of them: either all are stored or none, and a
+        second time none. `atomic`: all become visible together or none, however many there are, and they are stored
+        exactly once whatever fails meanwhile.
         """
         safety = level(acks)
         if atomic:
             if safety != level("quorum"):
                 raise StreamsError(
                     "BAD_REQUEST",
-                    "what is published atomically is on a quorum of disks: leave acks out",
+                    "an atomic publish always waits for a quorum: leave acks out",
                 )
             return await self._publish_atomically(stream, payloads, ids or id or topic, timeout)
         check_text("stream", stream)
@@ -717,46 +729,46 @@ class Client:
             return []
         if id is not None:
             if ids is not None or topic:
-                raise StreamsError("BAD_REQUEST", "one ID for all, or one for each; and no topic")
-            given = _all_bytes(payloads)
+                raise StreamsError(
+                    "BAD_REQUEST", "give one ID for all messages, or one for each; and no topic"
+                )
+            blobs = _all_bytes(payloads)
             deadline = self._deadline(timeout)
-            future = self._publisher.put_together(stream, given, check_id(id), deadline, safety)
+            future = self._publisher.put_together(stream, blobs, check_id(id), deadline, safety)
             return list(await _published(future))
         ids = check_list("ids", ids) if ids is not None else None
         if ids is not None and len(ids) != len(payloads):
             raise StreamsError("BAD_REQUEST", f"{len(ids)} IDs for {len(payloads)} messages")
-        known = [None if one is None else check_id(one) for one in ids] if ids else None
-        given, deadline = _all_bytes(payloads), self._deadline(timeout)
-        futures = self._publisher.put_many(stream, topic, given, known, deadline, safety)
-        every = await _published(asyncio.gather(*futures))
-        return list(itertools.chain.from_iterable(every))
+        checked_ids = [None if id_ is None else check_id(id_) for id_ in ids] if ids else None
+        blobs, deadline = _all_bytes(payloads), self._deadline(timeout)
+        futures = self._publisher.put_many(stream, topic, blobs, checked_ids, deadline, safety)
+        offsets = await _published(asyncio.gather(*futures))
+        return list(itertools.chain.from_iterable(offsets))
 
     async def _publish_atomically(
         self, stream: str, payloads: Sequence[Payload], more: object, timeout: float | None
     ) -> list[int]:
         if more:
-            raise StreamsError(
-                "BAD_REQUEST", "what is published atomically has no IDs and no topic"
-            )
-        given = _all_bytes(check_list("payloads", payloads))
-        if not given:
+            raise StreamsError("BAD_REQUEST", "an atomic publish cannot have IDs or a topic")
+        blobs = _all_bytes(check_list("payloads", payloads))
+        if not blobs:
             return []
         try:
             async with (
                 asyncio.timeout_at(self._deadline(timeout)),
-                self.transaction(stream) as together,
+                self.transaction(stream) as transaction,
             ):
-                await together.put_all(given)
+                await transaction.put_all(blobs)
         except TimeoutError as error:
-            raise DeadlineError(LATE) from error
-        return list(together.offsets)
+            raise DeadlineError(LATE_TEXT) from error
+        return list(transaction.offsets)
 
     @contextlib.asynccontextmanager
     async def transaction(self, stream: str) -> AsyncIterator[Transaction]:
-        """Publish messages that are seen all together, or not at all.
+        """Publish messages that become visible all together, or not at all.
 
-        What is put into the transaction is committed when the block ends, and dropped if it raises. Raises
-        `StreamsError`; with the codes `DEADLINE` and `CONNECTION_LOST` at its end it may be committed or not.
+        The transaction is committed when the block ends, and dropped if the block raises. Raises `StreamsError`; after
+        the codes `DEADLINE` and `CONNECTION_LOST` at the end of the block it may be committed or not.
         """
         check_text("stream", stream)
 
@@ -768,7 +780,15 @@ class Client:
                 )
             return self._producers[stream]
 
-        transaction = Transaction(begin)
+        async def check() -> None:
+            described = await self.admin("describe", name=stream)
+            if described["settings"]["kind"] != "persistent":
+                raise StreamsError(
+                    "NOT_PERSISTENT",
+                    f"stream {stream!r} is ephemeral: nothing can be staged for it",
+                )
+
+        transaction = Transaction(begin, check)
         try:
             yield transaction
             await transaction.commit()
@@ -788,18 +808,25 @@ class Client:
     ) -> Producer:
         """Begin an epoch of a producer, which stages messages and commits them exactly once (`client.producer`).
 
-        `keep`: drop what earlier epochs have staged, but for these sequences; None: drop nothing. `lifetime`: it is
-        forgotten when it is not used for so long (seconds); None: never. `session`: in place of an epoch, a name that
-        nobody else has; a new one is given the next epoch, and what was staged before is dropped. Raises `StreamsError`
-        with the code `FENCED` if a later epoch has begun.
+        `keep`: drop the messages that earlier epochs have staged, except for these sequences; None: drop nothing.
+        `lifetime`: the node forgets the producer after so many seconds without use; None: never. `session`: a unique
+        name in place of an epoch; a new session gets the next epoch, and messages staged before are dropped. Raises
+        `StreamsError` with the code `FENCED` if a later epoch has begun.
         """
         return await begin(self, stream, name, epoch, keep, lifetime, session)
 
     def put_staged(
-        self, stream: str, payloads: list[bytes], staging: p.Staging
+        self,
+        stream: str,
+        payloads: list[bytes],
+        staging: p.Staging,
+        wanted: Callable[[], bool] | None = None,
     ) -> asyncio.Future[Any]:
-        """Stage messages of a producer (`Stage.put_soon`), until they are safe or refused."""
-        return self._publisher.put_staged(stream, payloads, staging, math.inf)
+        """Stage messages of a producer (`Stage.put_soon`); the future is done when they are stored or refused.
+
+        `wanted`: whether they are sent even if no task waits for them any more.
+        """
+        return self._publisher.put_staged(stream, payloads, staging, math.inf, wanted)
 
     # ------------------------------------------------------------ requests
 
@@ -823,17 +850,17 @@ class Client:
             check_seconds("timeout", timeout, 1e-6, MAX_REQUEST_S)
         name = f"r{self._token}-{next(self._numbers)}"
         blob = build([as_bytes("payload", payload)])
-        told = p.Publish(stream=stream, topic=topic, response=name)
+        command = p.Publish(stream=stream, topic=topic, response=name)
         if timeout is not None:
-            told.timeout = max(1, int(timeout * 1e6))  # 0 stands for the configured one
+            command.timeout = max(1, int(timeout * 1e6))  # 0 stands for the configured timeout
 
         def send(number: int) -> None:
-            told.request = number
-            self.send(told, [blob])
+            command.request = number
+            self.send(command, [blob])
 
-        # The node keeps the time. A node that is gone is noticed by its silence, and this call is told then.
-        patience = math.inf if timeout is None else timeout + ANSWER_GRACE_S
-        answer, data = await self._ask(send, patience)
+        # The node keeps the time. If the node is gone, the heartbeat notices its silence and this call fails then.
+        give_up_s = math.inf if timeout is None else timeout + ANSWER_GRACE_S
+        answer, data = await self._ask(send, give_up_s)
         if answer.code:
             raise NoAnswerError(answer.code, f"no answer from {stream!r}")
         return Records(data).payload(0)
@@ -841,7 +868,8 @@ class Client:
     async def respond(self, response: str, payload: Payload, *, confirm: bool = True) -> None:
         """Answer a request, by the name of its response stream.
 
-        `RS_GONE` if nobody waits for it any more; without `confirm` it does not wait to hear of that.
+        Raises `StreamsError` (`RS_GONE`) if the requester no longer waits. Without `confirm` the call does not wait for
+        the node, and does not raise.
         """
         check_text("response", response)
         blob = build([as_bytes("payload", payload)])
@@ -868,11 +896,14 @@ class Client:
     ) -> Subscription:
         """Subscribe to a stream; return its messages as an async iterator.
 
-        `group`: share them with the other members of that group. `consumer`: the ID of a single consumer whose
-        position the node keeps; its messages are acked, and come in order. Who subscribes with an ID that is in use
-        takes over, and the other one ends with `CONSUMER_TAKEN`. `start` is ignored once a group or a consumer has a
-        position, unless it is an offset. `identity`: of the stream that `start` is an offset of
-        (`Subscription.identity`). If that stream was deleted and made anew, `STREAM_REPLACED` is raised.
+        `group`: share the messages with the other members of this consumer group. `consumer`: the ID of a single
+        consumer whose position the node keeps; its messages are acked, and come in order. A subscription with an ID
+        that is in use takes over, and the earlier one ends with `CONSUMER_TAKEN`. `start` is ignored once a group or a
+        consumer has a position, unless it is an offset. `matcher`: receive only messages of an ephemeral stream whose
+        topic matches. `prefetch`: the most messages buffered here. `ack_wait`: redeliver a message that is not acked
+        within so many seconds; 0: no limit. `identity`: the identity of the stream that `start` is an offset of
+        (`Subscription.identity`); raises `StreamsError` with the code `STREAM_REPLACED` if that stream was deleted and
+        created anew.
         """
         check_text("stream", stream)
         group = check_optional("group", group)
@@ -898,8 +929,8 @@ class Client:
                 )
             group, exclusive = TRACKED + consumer, True
         if exclusive and not group:
-            raise BadValueError("exclusive is for the members of a group: name one")
-        made = Subscription(
+            raise BadValueError("exclusive applies to the members of a group: name a group")
+        subscription = Subscription(
             self,
             next(self._channels),
             stream,
@@ -913,24 +944,25 @@ class Client:
         )
 
         def send(number: int) -> None:
-            self._subscriptions[made.channel] = made  # not before: a reconnect would make it too
-            self.send(made.request(number), (), made.channel)
+            # Not earlier: a reconnect would subscribe it too.
+            self._subscriptions[subscription.channel] = subscription
+            self.send(subscription.request(number), (), subscription.channel)
 
         deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:
             try:
                 await self._ask(send, deadline - self.loop.time(), once=True)
-                return made
+                return subscription
             except BaseException as error:
-                if self._subscriptions.pop(made.channel, None) is not None:
-                    self.send(p.Unsubscribe(), (), made.channel)  # the node may make it yet
+                if self._subscriptions.pop(subscription.channel, None) is not None:
+                    # The node may accept it yet.
+                    self.send(p.Unsubscribe(), (), subscription.channel)
                 again = isinstance(error, StreamsError) and self.tries_again(error, idempotent=True)
                 if not again or not await self._pause(pauses, deadline):
                     raise
-                # nothing has come of it, and it is asked for again
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """End a subscription; its messages go to others."""
+        """End a subscription; its unacknowledged messages go to other members of the group."""
         if self._connection is not None and not self._closing:
             with contextlib.suppress(StreamsError):
                 await self.ask(
@@ -941,29 +973,33 @@ class Client:
     # ------------------------------------------------------------ streams
 
     async def admin(self, call: str, timeout: float | None = None, **arguments: Any) -> Any:
-        """Ask the node to do something with its streams."""
+        """Call an administrative command of the node; return its result, decoded from JSON.
+
+        Raises `StreamsError` if the node refuses, and `BadValueError` if JSON cannot express the arguments. Idempotent
+        calls (`IDEMPOTENT_CALLS`) are sent again when the connection is lost.
+        """
         check_text("call", call)
         try:
-            told = json.dumps(arguments)
+            encoded = json.dumps(arguments)
         except (TypeError, ValueError, RecursionError) as error:
             raise BadValueError(
-                f"{call}: arguments are what JSON can say: {said(error)}"
+                f"{call}: the arguments cannot be written as JSON: {said(error)}"
             ) from error
         deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:
             try:
                 answer = await self.ask(
-                    lambda n: self.send(p.Admin(request=n, call=call, arguments=told)),
+                    lambda n: self.send(p.Admin(request=n, call=call, arguments=encoded)),
                     deadline - self.loop.time(),
                 )
                 return json.loads(answer.result)
             except StreamsError as error:
-                again = self.tries_again(error, idempotent=call in IDEMPOTENT)
+                again = self.tries_again(error, idempotent=call in IDEMPOTENT_CALLS)
                 if not again or not await self._pause(pauses, deadline):
                     raise
 
     async def _pause(self, pauses: Pauses, deadline: float) -> bool:
-        """Wait before something is tried again; False: there is no time left for that."""
+        """Wait before a retry; return False if there is no time left for one."""
         pause = pauses.next()
         if self._closing or self.loop.time() + pause >= deadline:
             return False
@@ -971,27 +1007,33 @@ class Client:
         return True
 
     async def ensure(self, stream: str, mode: str = "warn", **settings: Any) -> dict[str, Any]:
-        """Make a stream what it is asked to be: what was done, and what differs.
+        """Create a stream with these settings if it does not exist; return what was done, and which settings differ.
 
-        In a cluster `region` says where it is kept, for ever; `global` if it does not.
+        `mode` says what to do if the stream exists with other settings: "warn" only reports the differences,
+        "overwrite" changes the settings, "strict" refuses. In a cluster, the setting `region` says in which region the
+        stream is kept, and cannot be changed later; the default is `global`.
         """
         return dict(await self.admin("ensure", name=stream, asked=settings, mode=mode))
 
     async def streams(self) -> list[dict[str, Any]]:
-        """All streams, with their groups."""
+        """Return all streams of the node or cluster, with their groups."""
         return list(await self.admin("list"))
 
     async def describe(self, stream: str) -> dict[str, Any]:
-        """What there is to know of a stream."""
+        """Return the settings and the state of a stream."""
         return dict(await self.admin("describe", name=stream))
 
     async def delete(self, stream: str, *, dead_letters: bool = False) -> list[str]:
-        """Delete a stream with all that is in it, and its dead letters if asked to: the names that are gone."""
-        told = await self.admin("delete", name=stream, dead_letters=dead_letters)
-        return list(told["deleted"])
+        """Delete a stream with all its messages, and with `dead_letters` its dead-letter stream; return their names."""
+        answer = await self.admin("delete", name=stream, dead_letters=dead_letters)
+        return list(answer["deleted"])
 
     async def purge(self, stream: str, before: int | None = None) -> dict[str, int]:
-        """Take all messages out of a stream, or those before an offset: `first`, `end`, and how many (`purged`)."""
+        """Delete all messages of a stream, or those before an offset.
+
+        An offset within a committed transaction cuts it: its later messages stay. Return the
+        stream's `first` and `end` offsets, and how many messages were `purged`.
+        """
         return dict(await self.admin("purge", name=stream, before=before))
 
     async def redrive(
@@ -1001,57 +1043,57 @@ class Client:
         most: int | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Deliver dead letters again, each to the group that gave it up.
+        """Redeliver dead letters, each to the group that gave it up.
 
-        `offsets`: of the letters, all of them without; `most`: not more than so many. Return how many were `redriven`,
-        were so `already`, are `left`, and which were `refused` (offset, code, text): also those of `offsets` that are
-        not there (`NO_LETTER`) or were redriven before (`REDRIVEN`).
+        `offsets`: the offsets of the dead letters; None: all. `most`: the most dead letters to redeliver. Return how
+        many were `redriven`, how many were so `already`, how many are `left`, and which were `refused` (offset, code,
+        text), among them those of `offsets` that do not exist (`NO_LETTER`) or were redriven before (`REDRIVEN`).
         """
         chosen = None if offsets is None else list(check_list("offsets", offsets))
         return dict(await self.admin("redrive", timeout, name=stream, offsets=chosen, most=most))
 
     async def groups(self, stream: str) -> list[dict[str, Any]]:
-        """The groups of a stream."""
+        """Return the consumer groups of a stream."""
         return list(await self.admin("groups", name=stream))
 
     async def group(self, stream: str, group: str) -> dict[str, Any]:
-        """What a group does, and why it gets nothing."""
+        """Return the state of a consumer group, and why it receives nothing, if so."""
         return dict(await self.admin("group", name=stream, group=group))
 
     async def reset_group(self, stream: str, group: str, to: Start | int) -> int:
-        """Let a group without members begin anew; its position."""
-        told = await self.admin("reset_group", name=stream, group=group, to=to)
-        return int(told["position"])
+        """Move a group without members to "start", "end" or an offset; return its new position."""
+        answer = await self.admin("reset_group", name=stream, group=group, to=to)
+        return int(answer["position"])
 
     async def delete_group(self, stream: str, group: str) -> None:
-        """Forget a group without members, and its position."""
+        """Delete a group without members, and its position."""
         await self.admin("delete_group", name=stream, group=group)
 
 
 async def _first(tasks: Sequence[asyncio.Task[Where | None]], deadline: float) -> Where | None:
-    """Return what the first of the tasks that finds something has found; None: none has by then."""
+    """Return the first result of the tasks that is not None; None if there is none by the deadline."""
     loop = asyncio.get_running_loop()
     while True:
         for task in tasks:
-            if task.done() and task.exception() is None and (found := task.result()) is not None:
-                return found
-        left, patience = [task for task in tasks if not task.done()], deadline - loop.time()
-        if not left or patience <= 0:
+            if task.done() and task.exception() is None and (where := task.result()) is not None:
+                return where
+        pending, left_s = [task for task in tasks if not task.done()], deadline - loop.time()
+        if not pending or left_s <= 0:
             return None
-        await asyncio.wait(left, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _all_bytes(given: Sequence[Payload]) -> list[bytes]:
-    if set(map(type, given)) == {bytes}:  # as it should be: there is nothing to be done for each
-        return cast("list[bytes]", list(given))
-    return [as_bytes("a payload", one) for one in given]
+def _all_bytes(payloads: Sequence[Payload]) -> list[bytes]:
+    if set(map(type, payloads)) == {bytes}:  # the common case: nothing to convert
+        return cast("list[bytes]", list(payloads))
+    return [as_bytes("a payload", payload) for payload in payloads]
 
 
 async def _published(future: asyncio.Future[Any]) -> Any:
     try:
         return await future
     except TimeoutError as error:
-        raise DeadlineError(LATE) from error
+        raise DeadlineError(LATE_TEXT) from error
 
 
 async def connect(
@@ -1064,22 +1106,24 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     wait_for_quorum: bool = False,
 ) -> Client:
-    """A client of the node at `where` ("host:port"); without, of the one that works in the directory `data`.
+    """Connect to the node at `where` ("host:port") and return a client.
 
-    Several may be given, as a list or with commas between them: one of them is enough, the others will do as well.
-    `wait_for_quorum`: what is refused because a majority of the nodes is lost is tried again until its deadline; else
-    it fails at once.
+    `where` may hold several nodes of a cluster, as a list or separated by commas; the client uses any of them. Without
+    `where`, connect to the node that runs in the directory `data`. `secret`: the node's secret (bytes or hexadecimal
+    digits); without, it is read from `data`. `timeout`: seconds for each call. `wait_for_quorum`: retry requests that
+    are refused because a majority of the nodes is lost until their deadline; else they fail at once. Raises
+    `NoNodeError` if no node can be reached.
     """
     check_text("name", name)
     check_seconds("timeout", timeout)
     find = partial(Address.find, where, secret=secret, data=data)
-    address = await asyncio.to_thread(find)  # it reads files, and may knock at the node's port
-    return await reach(
+    address = await asyncio.to_thread(find)  # it reads files, and may probe the node's port
+    return await connect_to_address(
         address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum
     )
 
 
-async def reach(
+async def connect_to_address(
     address: Address,
     *,
     name: str = "",
@@ -1087,7 +1131,7 @@ async def reach(
     tls: ssl.SSLContext | None = None,
     wait_for_quorum: bool = False,
 ) -> Client:
-    """A client of the node with this address."""
+    """Connect to the node with this address and return a client; raise `NoNodeError` if that fails."""
     client = Client(
         address.host,
         address.port,

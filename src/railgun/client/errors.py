@@ -1,4 +1,4 @@
-"""What can go wrong for a client. Each has a `code`: the node's own, or one of these."""
+"""Errors of the client. Each has a `code`: one that the node sent, or one of those below."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DAMAGED: Final = "LOG_DAMAGED"
 
 
 class StreamsError(RailgunError):
-    """A node refused, or could not be reached. `code` says what for: see docs/design/wire.md."""
+    """A node refused a request, or could not be reached. `code` says why: see docs/design/wire.md."""
 
     def __init__(self, code: str, text: str, no_quorum: bool = False) -> None:
         super().__init__(f"{text} ({code})" if text else code)
         self.code = code
         self.text = text
         self.no_quorum = no_quorum
-        """Whether the node that refused has known no leader for a while."""
+        """Whether the node that refused has known no leader for a while: its cluster has no quorum."""
 
     @property
     def may_pass(self) -> bool:
@@ -33,7 +33,7 @@ class StreamsError(RailgunError):
 
 
 class DuplicateIdError(StreamsError):
-    """A message with this ID is there already, at `offset`; nothing was stored."""
+    """The stream already holds a message with this ID, at `offset`; nothing was stored."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__("DUPLICATE_ID", text)
@@ -41,31 +41,35 @@ class DuplicateIdError(StreamsError):
 
 
 class DeadlineError(StreamsError, TimeoutError):
-    """It was not done in time. What was published may be stored or not: with an ID it can be published again."""
+    """A call was not answered before its timeout.
+
+    A message that was being published may be stored or not: with an ID it can be published again.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__("DEADLINE", text)
 
 
 class NoNodeError(StreamsError, ConnectionError):
-    """There is no node there, or none that knows this secret."""
+    """No node listens at the address, or it does not accept the secret."""
 
     def __init__(self, text: str) -> None:
         super().__init__("NO_NODE", text)
 
 
 class SubscriptionLostError(StreamsError):
-    """The node has ended a subscription: nothing more comes, and prefetched messages are not given.
+    """The node has ended a subscription: no more messages come, and prefetched messages are dropped.
 
-    `code` says why: `CONSUMER_TAKEN` (another subscription has the ID of this tracked consumer), `NO_STREAM` (the
-    stream was deleted), `NO_GROUP` (the group was deleted), `STREAM_REPLACED`, or why the node cannot serve it.
+    `code` says why: `CONSUMER_TAKEN` (another subscription uses the ID of this tracked consumer), `NO_STREAM` (the
+    stream was deleted), `NO_GROUP` (the group was deleted), `STREAM_REPLACED` (the stream was deleted and created
+    anew), or why the node cannot serve the stream.
     """
 
 
 class StreamDamagedError(StreamsError):
-    """The log of a stream is damaged: nothing from an offset on can be read. The text names both.
+    """The log of a stream is damaged from an offset on, and cannot be read from there. The text names both.
 
-    All before that offset was given; what was delivered to a group may still be acknowledged.
+    All messages before that offset were delivered; those delivered to a group may still be acknowledged.
     """
 
     def __init__(self, text: str) -> None:
@@ -73,13 +77,13 @@ class StreamDamagedError(StreamsError):
 
 
 def refuse_damaged(described: Mapping[str, Any]) -> None:
-    """Raise `StreamDamagedError` if `described` (what `describe` tells) is of a stream that ends in damage.
+    """Raise `StreamDamagedError` if `described` (the answer of `describe`) is of a stream whose log is damaged.
 
-    For whoever reads up to `described["end"]`, and would take it for the end of the stream.
+    A reader that stops at `described["end"]` must call this: it would take the damage for the end of the stream.
     """
     if described.get("damaged_at") is not None:
         raise StreamDamagedError(str(described["trouble"]))
 
 
 class NoAnswerError(StreamsError):
-    """Nobody answered a request: NO_CONSUMERS, CONSUMERS_BUSY or RS_TIMEOUT."""
+    """No listener answered a request. `code` is NO_CONSUMERS, CONSUMERS_BUSY or RS_TIMEOUT."""

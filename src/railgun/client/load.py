@@ -1,12 +1,12 @@
-"""Loads for a node, and how fast it takes them.
+"""Put load on a node and measure its throughput and latency.
 
-Both `railgun bench streams` and `./run bench streams` measure with these.
+Both `railgun bench streams` and `./run bench streams` measure with these functions.
 
 Rules:
 
-1. A load works for so many seconds, and then until all it has begun is answered: what is not answered does not count,
-   and waiting for the last answers is part of the time.
-2. Messages are made beforehand: it is the client and the node that are measured.
+1. A load sends for `seconds`, then waits until the node has answered all that was sent. Messages without an answer do
+   not count, and waiting for the last answers is part of the measured time.
+2. Messages are made beforehand: only the client and the node are measured.
 3. `progress` is called now and then with the number of messages so far.
 """
 
@@ -25,15 +25,15 @@ from railgun.client.publisher import Acks
 from railgun.client.subscription import Subscription
 
 PREFETCH: Final = 20_000
-WINDOW: Final = 10_000  # messages of an ephemeral stream that are on their way
-PATIENCE: Final = 30.0  # seconds for the next message of a stream that has some
-LOOK: Final = 500  # messages between two looks at the clock
+WINDOW: Final = 10_000  # the most messages of an ephemeral stream that are on their way
+RECEIVE_TIMEOUT_S: Final = 30.0  # for the next message of a stream that is not empty
+MESSAGES_PER_CHECK: Final = 500  # between two looks at the clock
 Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a load came to.
+    """The result of a load: messages, and the seconds they took.
 
     >>> Measured(messages=3_000, seconds=1.5).rate
     2000.0
@@ -44,29 +44,29 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Throughput in messages per second."""
         return self.messages / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """How long each of some calls took, in seconds.
+class Latencies:
+    """Latencies of calls, in seconds.
 
-    >>> waits = Waits([0.004, 0.001, 0.002, 0.003])
-    >>> waits.at(0.5), waits.at(0.99)
+    >>> latencies = Latencies([0.004, 0.001, 0.002, 0.003])
+    >>> latencies.at(0.5), latencies.at(0.99)
     (0.003, 0.004)
     """
 
     seconds: Sequence[float]
 
     def at(self, share: float) -> float:
-        """The time in which this share of them was done."""
+        """Return the latency that this share of the calls did not exceed: 0.5 is the median."""
         ordered = sorted(self.seconds)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def messages(count: int, size: int) -> list[bytes]:
-    """Different messages of one size."""
+    """Return `count` random messages of `size` bytes each."""
     return [os.urandom(size) for _ in range(count)]
 
 
@@ -86,7 +86,7 @@ async def publish_batches(
     progress: Progress = _nothing,
     acks: Acks = "quorum",
 ) -> Measured:
-    """`publish_many` of these messages again and again, in so many tasks at once."""
+    """Publish these messages again and again with `publish_many`, in `lanes` concurrent tasks."""
     clock, count = time.perf_counter, 0
     began = clock()
 
@@ -94,7 +94,9 @@ async def publish_batches(
         nonlocal count
         while clock() < began + seconds:
             offsets = await client.publish_many(stream, payloads, acks=acks)
-            count += len(offsets)  # not in one line: others have counted while this one waited
+            count += len(
+                offsets
+            )  # not in one statement with the await: other lanes count meanwhile
             progress(count)
 
     await _all(lane() for _ in range(lanes))
@@ -109,7 +111,7 @@ async def publish_singly(
     tasks: int = 1_000,
     progress: Progress = _nothing,
 ) -> Measured:
-    """So many tasks, each of which awaits `publish` of one message at a time."""
+    """Publish messages one by one in `tasks` concurrent tasks, each of which awaits every `publish`."""
     clock, count = time.perf_counter, 0
     began = clock()
 
@@ -118,7 +120,7 @@ async def publish_singly(
         while clock() < began + seconds:
             await client.publish(stream, payload)
             count += 1
-            if not count % LOOK:
+            if not count % MESSAGES_PER_CHECK:
                 progress(count)
 
     await _all(task() for _ in range(tasks))
@@ -126,10 +128,10 @@ async def publish_singly(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it; the first that fails ends the others."""
+    """Run all coroutines; the first that fails cancels the others."""
     async with asyncio.TaskGroup() as group:
-        for one in work:
-            group.create_task(one)
+        for coroutine in work:
+            group.create_task(coroutine)
 
 
 # ---------------------------------------------------------------- consuming
@@ -140,16 +142,16 @@ async def consume_batches(
     stream: str,
     group: str,
     most: int,
-    seconds: float = PATIENCE,
+    seconds: float = RECEIVE_TIMEOUT_S,
     prefetch: int = PREFETCH,
     progress: Progress = _nothing,
 ) -> Measured:
-    """What there is, as a member of a group, in batches that are acked whole; until the acks are on disk."""
+    """Consume up to about `most` messages as a member of a group, acking whole batches, until the acks are on disk."""
     clock, count = time.perf_counter, 0
     began = clock()
     async with await client.subscribe(stream, group=group, prefetch=prefetch) as subscription:
         while count < most and clock() < began + seconds:
-            batch = await subscription.batch(prefetch // 2, PATIENCE)
+            batch = await subscription.batch(prefetch // 2, RECEIVE_TIMEOUT_S)
             subscription.ack_all(batch)
             count += len(batch)
             progress(count)
@@ -162,18 +164,18 @@ async def consume_singly(
     stream: str,
     group: str,
     most: int,
-    seconds: float = PATIENCE,
+    seconds: float = RECEIVE_TIMEOUT_S,
     prefetch: int = PREFETCH,
     progress: Progress = _nothing,
 ) -> Measured:
-    """The same, message by message: `async for`, and `ack` of each."""
+    """Consume as `consume_batches` does, but message by message: `async for`, and `ack` of each."""
     clock, count = time.perf_counter, 0
     began = clock()
     async with await client.subscribe(stream, group=group, prefetch=prefetch) as subscription:
         async for message in subscription:
             message.ack()
             count += 1
-            if not count % LOOK:
+            if not count % MESSAGES_PER_CHECK:
                 progress(count)
                 if clock() > began + seconds:
                     break
@@ -187,21 +189,21 @@ async def consume_singly(
 
 
 class _Window:
-    """How many messages are on their way from publishers to the subscriber, and no more than so many."""
+    """Limit the messages that are on their way from publishers to the subscriber to `WINDOW`."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0
         self._room = asyncio.Event()
 
     async def send(self, count: int) -> None:
-        """Wait until there is room for these."""
+        """Wait until `count` more messages may be sent."""
         while self.sent + count - self.received > WINDOW:
             self._room.clear()
             await self._room.wait()
         self.sent += count
 
     def receive(self, count: int) -> None:
-        """They have come, or are lost."""
+        """Count messages that have arrived."""
         self.received += count
         self._room.set()
 
@@ -215,7 +217,7 @@ async def scatter_batches(
     lanes: int = 4,
     progress: Progress = _nothing,
 ) -> Measured:
-    """Messages received, which one publishes with `publish_many` and the other takes in batches."""
+    """Measure an ephemeral stream: `publisher` calls `publish_many`, and `subscriber` receives batches."""
     clock, window = time.perf_counter, _Window()
 
     async def lane(until: float) -> None:
@@ -241,7 +243,7 @@ async def scatter_singly(
     tasks: int = 1_000,
     progress: Progress = _nothing,
 ) -> Measured:
-    """The same, message by message: tasks that await `publish`, and `async for`."""
+    """Measure an ephemeral stream message by message: tasks await `publish`, and `async for` receives."""
     clock, window = time.perf_counter, _Window()
 
     async def task(until: float) -> None:
@@ -252,7 +254,7 @@ async def scatter_singly(
     async def receive(subscription: Subscription) -> None:
         async for _ in subscription:
             window.receive(1)
-            if not window.received % LOOK:
+            if not window.received % MESSAGES_PER_CHECK:
                 progress(window.received)
 
     return await _scatter(subscriber, stream, seconds, window, task, tasks, receive)
@@ -268,14 +270,14 @@ async def _scatter(
     receive: Callable[[Subscription], Coroutine[Any, Any, None]],
 ) -> Measured:
     clock = time.perf_counter
-    # More than may be on its way, or not be granted again: what is granted, and what is published after that, go over
-    # two connections, and a node may hear of the second first.
+    # The prefetch exceeds what may be on its way or not yet granted again: grants and later publishes travel over two
+    # connections, and a node may receive the publish first.
     async with await subscriber.subscribe(stream, prefetch=4 * WINDOW) as subscription:
         receiving = asyncio.create_task(receive(subscription))
         began = clock()
         try:
             await _all(send(began + seconds) for _ in range(senders))
-            while window.received < window.sent and clock() < began + seconds + PATIENCE:
+            while window.received < window.sent and clock() < began + seconds + RECEIVE_TIMEOUT_S:
                 await asyncio.sleep(0.0005)
             took = clock() - began
         finally:
@@ -291,7 +293,7 @@ async def _scatter(
 
 
 async def respond(client: Client, stream: str, ready: Callable[[], object] = lambda: None) -> None:
-    """Answer every request with itself, until it is cancelled."""
+    """Answer every request with its own payload, until this task is cancelled."""
     async with await client.subscribe(stream) as subscription:
         ready()
         async for message in subscription:
@@ -305,14 +307,14 @@ async def requests(
     seconds: float,
     most: int = 1_000_000,
     progress: Progress = _nothing,
-) -> Waits:
-    """One request after the other; how long each took."""
-    clock, waits = time.perf_counter, list[float]()
+) -> Latencies:
+    """Send requests one after the other; return how long each took."""
+    clock, latencies_s = time.perf_counter, list[float]()
     end = clock() + seconds
-    while clock() < end and len(waits) < most:
+    while clock() < end and len(latencies_s) < most:
         began = clock()
         await client.request(stream, payload)
-        waits.append(clock() - began)
-        if not len(waits) % LOOK:
-            progress(len(waits))
-    return Waits(waits)
+        latencies_s.append(clock() - began)
+        if not len(latencies_s) % MESSAGES_PER_CHECK:
+            progress(len(latencies_s))
+    return Latencies(latencies_s)

@@ -1,4 +1,4 @@
-"""What a consumer gets: messages, which come in batches and are made of them when they are asked for."""
+"""Messages as a consumer receives them: they arrive in batches, and become objects only when they are taken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Arrival:
-    """A batch as it came: what its messages have in common, and how far it was taken."""
+    """A batch that has arrived: what its messages have in common, and how many of them were taken."""
 
     __slots__ = (
         "_payloads", "acked", "arrived_s", "batch", "delivery", "epoch", "records", "response", "subscription",
@@ -52,22 +52,22 @@ class Arrival:
 
     @property
     def left(self) -> int:
-        """How many messages of it were not taken yet."""
+        """The number of its messages that were not taken yet."""
         return self.records.count - self.taken
 
     def take(self, most: int) -> list[Message]:
-        """The next messages of it."""
+        """Take the next messages of the batch, at most `most`."""
         if self._payloads is None:
             self._payloads = self.records.payloads()
         first, self.taken = self.taken, min(self.records.count, self.taken + most)
-        made = self.subscription.face.message
+        message = self.subscription.facade.message
         if most == 1:
-            return [made(self, first, self._payloads[first])]
+            return [message(self, first, self._payloads[first])]
         rows = range(first, self.taken)
-        return list(map(made, repeat(self), rows, self._payloads[first : self.taken]))
+        return list(map(message, repeat(self), rows, self._payloads[first : self.taken]))
 
     def piece(self, first: int, end: int) -> Arrival:
-        """The part of it with these offsets."""
+        """Return the part of the batch with the offsets from `first` up to `end`, as a batch of its own."""
         batch = memoryview(cut(self.batch, first, end))
         return Arrival(
             self.subscription, batch, self.delivery, self.epoch, arrived_s=self.arrived_s
@@ -75,7 +75,7 @@ class Arrival:
 
 
 class Message:
-    """One message."""
+    """A message of a stream, with the calls that acknowledge or answer it."""
 
     __slots__ = ("arrival", "payload", "row")
 
@@ -90,83 +90,84 @@ class Message:
 
     @property
     def subscription(self) -> Any:
-        """Where it came from."""
-        return self.arrival.subscription.face
+        """The subscription that delivered the message: a `Subscription` or a `SyncSubscription`."""
+        return self.arrival.subscription.facade
 
     @property
     def offset(self) -> int:
-        """Its place in the stream; 0 in an ephemeral one, which has none."""
+        """The message's place in the stream; 0 in an ephemeral stream, which has no offsets."""
         arrival = self.arrival
         return arrival.records.base + self.row if arrival.subscription.persistent else 0
 
     @property
     def time(self) -> int:
-        """When it was stored, in microseconds since 1970; 0 in an ephemeral stream."""
+        """When the message was stored, in microseconds since 1970; 0 in an ephemeral stream."""
         return self.arrival.records.time if self.arrival.subscription.persistent else 0
 
     @property
     def arrived_s(self) -> float:
-        """When it came to this client, in seconds of `time.monotonic`; it may have waited here to be taken since."""
+        """When the message reached this client (`time.monotonic`). It may have waited here to be taken since."""
         return self.arrival.arrived_s
 
     @property
     def delivery(self) -> int:
-        """How often it has been delivered, this time included."""
+        """The number of times the message has been delivered, this time included."""
         return self.arrival.delivery
 
     @property
     def epoch(self) -> int:
-        """The epoch of the group, or which life of the subscription it came in."""
+        """The epoch of the group; in an ephemeral stream, the number of times the client had subscribed."""
         return self.arrival.epoch
 
     @property
     def id(self) -> bytes | None:
-        """Its ID, if it was given one."""
+        """The ID that the publisher gave the message, or None."""
         return self.arrival.records.id(self.row)
 
     @property
     def topic(self) -> str:
-        """Of an ephemeral stream: what it is about."""
+        """The topic of a message of an ephemeral stream; else empty."""
         return self.arrival.topic
 
     @property
     def response(self) -> str:
-        """Of a request: where the answer goes."""
+        """The name of the response stream if the message is a request; else empty."""
         return self.arrival.response
 
     @property
     def headers(self) -> dict[str, str]:
-        """What was given with it."""
-        found = self.arrival.records.headers(self.row)
-        return dict(json.loads(found)) if found else {}
+        """The headers that were published with the message."""
+        encoded = self.arrival.records.headers(self.row)
+        return dict(json.loads(encoded)) if encoded else {}
 
     @property
     def text(self) -> str:
-        """The payload as text."""
+        """The payload decoded as UTF-8."""
         return self.payload.decode()
 
     def json(self) -> Any:
-        """What the payload says, which is JSON."""
+        """Return the value of a JSON payload; raise `PayloadError` if it is not JSON."""
         return from_json(self.payload)
 
     def msgpack(self) -> Any:
-        """What the payload says, which is MessagePack."""
+        """Return the value of a MessagePack payload; raise `PayloadError` if it is not MessagePack."""
         return from_msgpack(self.payload)
 
     def arrow(self) -> pyarrow.Table:
-        """The table in the payload, which is an Arrow stream."""
+        """Return the table of an Arrow payload; raise `PayloadError` if it is no Arrow stream."""
         return from_arrow(self.payload)
 
     def ack(self) -> None:
-        """It is done. The node hears of it soon."""
+        """Acknowledge the message: it is done. The ack is sent soon, together with others; this call never waits."""
         self.subscription.ack(self)
 
     def nack(self, delay: float = 0.0, reason: str = "", *, block: bool = False) -> None:
-        """Let the message come again after `delay` seconds, to whoever is free.
+        """Refuse the message: have it redelivered after `delay` seconds, to any free member of the group.
 
-        The delay holds back this message for this group, and nothing else. `block=True` blocks the group (or the
-        consumer without one): nothing is delivered to it until the delay is over. An exclusive group always is
-        blocked, so that its order is kept. Raises `StreamsError` (`BAD_DELAY`) for `block` without a delay.
+        The delay holds back only this message for this group. `block=True` blocks the whole group (or a consumer
+        without a group): nothing is delivered to it until the delay is over. An exclusive group is always blocked, so
+        that its order is kept. `reason` is recorded in the dead letter, if the message becomes one. Raises
+        `StreamsError` (`BAD_DELAY`) for `block` without a delay.
         """
         check_nack(delay, reason, block)
         if block and not delay > 0:
@@ -174,16 +175,16 @@ class Message:
         self.subscription.nack(self, delay, reason, block=block)
 
     def in_progress(self) -> None:
-        """It takes longer: `ack_wait` begins anew."""
+        """Tell the node that the message is still being processed: `ack_wait` starts again."""
         self.subscription.in_progress(self)
 
     async def respond(self, payload: bytes | str, *, confirm: bool = True) -> None:
-        """Answer a request."""
+        """Answer this request with `payload` (`Client.respond`)."""
         await self.subscription.client.respond(self.response, payload, confirm=confirm)
 
 
 class Buffer:
-    """What has come and was not taken yet, in order."""
+    """The batches that have arrived and were not taken yet, in order."""
 
     def __init__(self) -> None:
         self._arrivals: deque[Arrival] = deque()
@@ -193,36 +194,36 @@ class Buffer:
 
     @property
     def last_epoch(self) -> float:
-        """Of what came last; larger than any if there is nothing."""
+        """The epoch of the last batch; infinite if there is none."""
         return self._arrivals[-1].epoch if self._arrivals else math.inf
 
     def add(self, arrival: Arrival) -> None:
-        """One more batch."""
+        """Append a batch that has arrived."""
         self._arrivals.append(arrival)
 
     def clear(self) -> None:
-        """Nothing."""
+        """Drop all buffered batches."""
         self._arrivals.clear()
 
     def take(self, most: int) -> list[Message]:
-        """The next messages, at most so many, at least one if there is one."""
-        found: list[Message] = []
-        while self._arrivals and len(found) < most:
+        """Take the next messages, at most `most`; return an empty list only if the buffer is empty."""
+        messages: list[Message] = []
+        while self._arrivals and len(messages) < most:
             arrival = self._arrivals[0]
-            found += arrival.take(most - len(found))
+            messages += arrival.take(most - len(messages))
             if not arrival.left:
                 self._arrivals.popleft()
-        return found
+        return messages
 
     def take_batch(self) -> Arrival:
-        """What is left of the next batch."""
+        """Take the messages of the next batch that were not taken yet, as one batch."""
         arrival = self._arrivals.popleft()
         if not arrival.taken:
             return arrival
         return arrival.piece(arrival.records.base + arrival.taken, arrival.records.end)
 
     def drop(self, first: int, end: float = math.inf) -> None:
-        """Forget the messages of these offsets."""
+        """Drop the messages with the offsets from `first` up to `end`."""
         arrivals, self._arrivals = self._arrivals, deque()
         for arrival in arrivals:
             low, high = arrival.records.base + arrival.taken, arrival.records.end
@@ -235,5 +236,5 @@ class Buffer:
                 self._arrivals.append(arrival.piece(int(end), high))
 
     def drop_until(self, epoch: int) -> None:
-        """Forget what came in this epoch or before."""
-        self._arrivals = deque(one for one in self._arrivals if one.epoch > epoch)
+        """Drop the batches of this epoch and of earlier ones."""
+        self._arrivals = deque(arrival for arrival in self._arrivals if arrival.epoch > epoch)

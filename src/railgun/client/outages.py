@@ -1,8 +1,9 @@
-"""What the sources and sinks of this process wait for: outages outside of the flow that may pass.
+"""Record which outages of outside systems the sources and sinks of this process wait for.
 
-A source or sink that waits says so with `WAITS.begin`, and `WAITS.end` when it goes on, from the same thread. A sink
-may wait in several threads at once: it flushes while it prepares. The worker tells its controller
-(`engine.worker.liveness`), which shows it to people as events. Waiting is no hang: a worker that waits is not given up.
+A source or sink that waits calls `OUTAGES.begin`, and `OUTAGES.end` when it continues, from the same thread. A sink may
+wait in several threads at once: it flushes while it prepares. The worker reports outages to its controller
+(`engine.worker.liveness`), which shows them as events. A worker that waits for an outage is not hanging: the controller
+does not give it up.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from collections.abc import Callable
 from typing import Final
 
 SETTLED_S: Final = 2.0
-"""Seconds that something has to be waited for until it is told: shorter waits are everyday."""
+"""Outages shorter than this many seconds are not reported: they are common."""
 
 
-class Waits:
-    """What is waited for, by who waits and in which thread. Any thread may use it, for itself.
+class Outages:
+    """The outages that sources and sinks wait for, by waiting part and thread. Safe to use from any thread.
 
     >>> now = [0.0]
-    >>> waits = Waits(lambda: now[0])
-    >>> waits.begin("StreamSink('totals')", "no master")
-    >>> waits.told()
+    >>> outages = Outages(lambda: now[0])
+    >>> outages.begin("StreamSink('totals')", "no master")
+    >>> outages.describe()
     ''
     >>> now[0] += SETTLED_S
-    >>> waits.told()
+    >>> outages.describe()
     "StreamSink('totals'): no master"
-    >>> waits.end("StreamSink('totals')")
-    >>> waits.told()
+    >>> outages.end("StreamSink('totals')")
+    >>> outages.describe()
     ''
     """
 
@@ -39,9 +40,9 @@ class Waits:
         self._blocked: set[tuple[str, int]] = set()
 
     def begin(self, who: str, why: str, *, blocks: bool = False) -> None:
-        """Note that `who` waits because of `why`; the time counts from the first call until `end`.
+        """Record that `who` waits in the calling thread because of `why`.
 
-        With `blocks` the calling thread does nothing else meanwhile.
+        The time counts from the first call after `end`. `blocks`: the calling thread does nothing else meanwhile.
         """
         key = who, threading.get_ident()
         with self._lock:
@@ -51,7 +52,7 @@ class Waits:
                 self._blocked.add(key)
 
     def end(self, who: str) -> None:
-        """Note that `who` waits no more in the calling thread."""
+        """Record that `who` no longer waits in the calling thread."""
         if self._waiting:
             key = who, threading.get_ident()
             with self._lock:
@@ -59,12 +60,12 @@ class Waits:
                 self._blocked.discard(key)
 
     def blocks(self, thread: int) -> bool:
-        """Return whether a thread does nothing but wait, and says so."""
+        """Return whether the thread with this identifier has recorded that it does nothing but wait."""
         with self._lock:
             return any(blocked == thread for _, blocked in self._blocked)
 
-    def told(self) -> str:
-        """Return what has been waited for longer than `SETTLED_S`, for people; empty: nothing."""
+    def describe(self) -> str:
+        """Return a text with the outages that have lasted `SETTLED_S` or longer; empty if there are none."""
         with self._lock:
             now = self._clock()
             settled = {
@@ -75,5 +76,5 @@ class Waits:
         return "; ".join(sorted(settled))
 
 
-WAITS: Final = Waits()
-"""Of this process."""
+OUTAGES: Final = Outages()
+"""The outages of this process."""

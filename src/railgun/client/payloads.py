@@ -1,4 +1,4 @@
-"""Payloads are bytes; here is how other things become bytes, and bytes other things.
+"""Encode values as payloads (bytes), and decode payloads: JSON, MessagePack and Arrow.
 
 >>> from_json(to_json({"user": "ada", "amount": 7}))
 {'user': 'ada', 'amount': 7}
@@ -8,7 +8,7 @@
 >>> from_arrow(to_arrow(pyarrow.table({"n": [1, 2]}))).to_pydict()
 {'n': [1, 2]}
 
-What cannot be read is a `PayloadError`, and nothing else.
+A value that cannot be encoded and a payload that cannot be decoded raise `PayloadError`, and no other error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class PayloadError(RailgunError, ValueError):
-    """Something that cannot be a payload of this kind, or a payload that is not of this kind."""
+    """A value cannot be encoded in this format, or a payload is not in this format."""
 
     code = "BAD_PAYLOAD"
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON, without blanks."""
+    """Return `value` as JSON without blanks; raise `PayloadError` if JSON cannot express it."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -37,7 +37,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(payload: bytes) -> Any:
-    """What a payload of JSON says."""
+    """Return the value of a JSON payload; raise `PayloadError` if it is not JSON."""
     try:
         return json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -45,7 +45,7 @@ def from_json(payload: bytes) -> Any:
 
 
 def to_msgpack(value: Any) -> bytes:
-    """A value as MessagePack."""
+    """Return `value` as MessagePack; raise `PayloadError` if MessagePack cannot express it."""
     pack = _msgpack().packb
     try:
         return bytes(pack(value))
@@ -54,7 +54,7 @@ def to_msgpack(value: Any) -> bytes:
 
 
 def from_msgpack(payload: bytes) -> Any:
-    """What a payload of MessagePack says."""
+    """Return the value of a MessagePack payload; raise `PayloadError` if it is not MessagePack."""
     unpack = _msgpack().unpackb
     try:
         return unpack(payload)
@@ -71,7 +71,7 @@ def _msgpack() -> Any:
 
 
 def to_arrow(table: pyarrow.Table | pyarrow.RecordBatch) -> bytes:
-    """A table or a record batch, as an Arrow stream with its schema."""
+    """Return a table or record batch as an Arrow stream with its schema; raise `PayloadError` for other types."""
     import pyarrow
 
     if not isinstance(table, pyarrow.Table | pyarrow.RecordBatch):
@@ -83,7 +83,7 @@ def to_arrow(table: pyarrow.Table | pyarrow.RecordBatch) -> bytes:
 
 
 def from_arrow(payload: bytes) -> pyarrow.Table:
-    """The table in a payload."""
+    """Return the table of a payload; raise `PayloadError` if it is no Arrow stream."""
     import pyarrow
 
     try:

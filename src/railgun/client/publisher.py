@@ -6,7 +6,8 @@ Rules:
    the stream as may be are under way. They are sent in the order in which they came.
 2. Messages with IDs and messages without do not travel together: the first can be sent again when a connection is lost,
    and the others cannot.
-3. What nobody waits for any more, and was never sent, is not sent.
+3. What nobody waits for any more, and was never sent, is not sent. Pieces that are staged are: those behind them say
+   how many messages lie before them. They are not sent when the sequence is dropped.
 4. What was refused for want of a master, so that nothing was done, is sent again until its deadline, with or without
    IDs. When all that is under way to the stream has been answered, the refused ones go again in their order; until then
    nothing more is sent to it. The node refuses those that were on their way behind one that it has refused.
@@ -21,14 +22,14 @@ import itertools
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.client.nodes import Pauses
 from railgun.transport.commands import LARGEST
 from railgun.transport.proto import streams_pb2 as p
-from railgun.transport.records import build
+from railgun.transport.records import HEADER, build
 
 if TYPE_CHECKING:
     from railgun.client.client import Client
@@ -65,7 +66,7 @@ class Batch:
 
     __slots__ = (
         "acks", "again", "deadline", "frame", "futures", "headers", "ids", "payloads", "refusal", "safe", "size",
-        "staging", "stream", "together", "topic", "unsent",
+        "staging", "stream", "together", "topic", "unsent", "wanted",
     )  # fmt: skip
 
     def __init__(self, stream: str, topic: str, safe: bool, acks: p.Acks = p.QUORUM) -> None:
@@ -83,6 +84,9 @@ class Batch:
         self.deadline = math.inf  # the first one of its futures
         self.together = False  # one ID for all of it
         self.staging: p.Staging | None = None  # what it is staged for
+        self.wanted: Callable[[], bool] | None = (
+            None  # whether to send it though nobody waits for it
+        )
         self.again = False  # whether it may have been stored before
         self.refusal: StreamsError | None = None  # it was sent, and nothing was done
         self.frame = 0  # its number in the present connection; 0: it is not in that
@@ -134,7 +138,9 @@ class Batch:
 
     @property
     def forsaken(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether nobody waits any more, and it is not to be sent either."""
+        if self.wanted is not None and self.wanted():
+            return False
         return all(future.done() for future, _, _ in self.futures)
 
     def fail(self, error: Exception) -> None:
@@ -337,11 +343,21 @@ class Publisher:
         return future
 
     def put_staged(
-        self, stream: str, payloads: list[bytes], staging: p.Staging, deadline: float
+        self,
+        stream: str,
+        payloads: list[bytes],
+        staging: p.Staging,
+        deadline: float,
+        wanted: Callable[[], bool] | None = None,
     ) -> asyncio.Future[Any]:
-        """Stage messages, which nobody sees before their producer commits them; they may be sent again."""
+        """Stage messages, which nobody sees before their producer commits them; they may be sent again.
+
+        `wanted`: whether they are to be sent when nobody waits for them any more. Raises `StreamsError` with the code
+        `TOO_LARGE`.
+        """
+        check_size(payloads)
         batch = Batch(stream, "", True)
-        batch.staging = staging
+        batch.staging, batch.wanted = staging, wanted
         batch.add(payloads, None, None, _size(payloads, None, None))
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.wait(future, len(payloads), deadline)
@@ -393,10 +409,7 @@ class Publisher:
 
     def _send_batch(self, number: int, batch: Batch) -> None:
         blobs = [build(batch.payloads, batch.ids or None, batch.headers or None)]
-        if len(blobs[0]) > MOST:
-            raise StreamsError(
-                "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {MOST:,} are the most"
-            )
+        _check_bytes(len(blobs[0]))
         told = p.Publish(
             request=number,
             stream=batch.stream,
@@ -514,6 +527,17 @@ def _size(
         if column:
             size += sum(map(len, filter(None, column)))
     return size
+
+
+def check_size(payloads: Sequence[bytes | str]) -> None:
+    """Raise `StreamsError` with the code `TOO_LARGE` if messages without IDs and headers do not fit into a publish."""
+    size = sum(len(one.encode() if isinstance(one, str) else one) for one in payloads)
+    _check_bytes(HEADER + 4 * len(payloads) + size)
+
+
+def _check_bytes(size: int) -> None:
+    if size > MOST:
+        raise StreamsError("TOO_LARGE", f"{size:,} bytes at once: {MOST:,} are the most")
 
 
 def tell(future: asyncio.Future[Any], error: Exception) -> None:

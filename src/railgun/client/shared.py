@@ -1,4 +1,4 @@
-"""Clients that the sources and sinks of one process share: one connection to a node, however many parts are read."""
+"""Share one client of each node among all sources and sinks of a process, however many parts they read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from railgun.client.errors import StreamsError
 if TYPE_CHECKING:
     from railgun.client.sync import SyncClient
 
-TIMEOUT: Final = 30.0
+TIMEOUT_S: Final = 30.0
 
 
 class NodeAddress:
     """Find the address of a node now, or when it is first needed."""
 
     def __init__(self, where: str | None, secret: bytes | str | None, data: str | Path) -> None:
-        self._how = (where, secret, Path(data).absolute())
+        self._search = (where, secret, Path(data).absolute())
         self._address: Address | None = None
         with contextlib.suppress(StreamsError):
             self.address()
@@ -30,7 +30,7 @@ class NodeAddress:
     def address(self) -> Address:
         """Return the address; raise `StreamsError` if no node can be found."""
         if self._address is None:
-            where, secret, data = self._how
+            where, secret, data = self._search
             self._address = Address.find(where, secret=secret, data=data)
         return self._address
 
@@ -44,7 +44,7 @@ class SharedClients:
 
     @contextlib.contextmanager
     def use(self, node: NodeAddress) -> Iterator[SyncClient]:
-        """Take a client, and release it at the end of the block."""
+        """Yield the client of `node`, and release it at the end of the block."""
         client = self.take(node)
         try:
             yield client
@@ -59,16 +59,16 @@ class SharedClients:
         key = (os.getpid(), address)  # threads do not survive a fork
         with self._lock:
             if key not in self._clients:
-                self._clients[key] = (connect_to(address, name="flow", timeout=TIMEOUT), 0)
+                self._clients[key] = (connect_to(address, name="flow", timeout=TIMEOUT_S), 0)
             client, users = self._clients[key]
             self._clients[key] = (client, users + 1)
             return client
 
     def release(self, client: SyncClient) -> None:
-        """Give back what `take` returned; the client is closed if nobody else uses it."""
+        """Release a client that `take` returned; close it if it has no other user."""
         with self._lock:
-            for key, (known, users) in list(self._clients.items()):
-                if known is client:
+            for key, (shared, users) in list(self._clients.items()):
+                if shared is client:
                     if users > 1:
                         self._clients[key] = (client, users - 1)
                         return

@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the same calls, each of which waits for its answer.
+"""The synchronous client, for programs without an event loop: the same calls, each of which waits for its answer.
 
 >>> from railgun.client.sync import connect_sync
 >>> connect_sync("127.0.0.1:1", secret="00", timeout=0.1)
@@ -7,10 +7,10 @@ railgun.client.errors.NoNodeError: no node at 127.0.0.1:1: ...
 
 Rules:
 
-1. One thread of its own runs the event loop of the client; any thread may use the client.
-2. A subscription takes as many messages from the client as there are, and gives them one by one; of an exclusive group
-   one at a time, since what follows may be recalled.
-3. Ctrl-C ends a call that waits, not the client.
+1. A background thread runs the event loop of the asyncio client. Any thread may use the synchronous client.
+2. A subscription takes all available messages from the asyncio client and returns them one by one. In an exclusive
+   group it takes one message at a time, since the following ones may be recalled.
+3. Ctrl-C interrupts a call that waits, not the client.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from railgun.client.address import DATA, Address
 from railgun.client.checks import LEFT_OUT
-from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, reach
+from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, connect_to_address
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
 from railgun.client.producer import Transaction
@@ -41,12 +41,12 @@ T = TypeVar("T")
 
 
 class SyncMessage(Message):
-    """A message, for a program without an event loop."""
+    """A message of a `SyncSubscription`: its `respond` waits, and is no coroutine."""
 
     __slots__ = ()
 
     def respond(self, payload: Payload, *, confirm: bool = True) -> None:  # type: ignore[override]
-        """Answer a request."""
+        """Answer this request with `payload` (`Client.respond`)."""
         self.subscription.client.respond(self.response, payload, confirm=confirm)
 
 
@@ -59,20 +59,20 @@ class SyncTransaction:
 
     @property
     def offsets(self) -> range:
-        """Where the messages are, when the transaction is committed."""
+        """The offsets of the messages, once the transaction is committed."""
         return self._transaction.offsets
 
     def put(self, payload: Payload) -> None:
-        """Put one message behind those that were put before."""
+        """Append one message to the transaction."""
         self._client.wait(self._transaction.put(payload))
 
     def put_all(self, payloads: Iterable[Payload]) -> None:
-        """Put messages behind those that were put before; returns when they are safe."""
+        """Append messages to the transaction; return when the node has them on disk."""
         self._client.wait(self._transaction.put_all(payloads))
 
 
 class SyncClient:
-    """A connection to a node. Made by `connect_sync`; `with` closes it."""
+    """A synchronous connection to a node. `connect_sync` returns it; `with` closes it."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop, thread: threading.Thread):
         self.client = client
@@ -80,14 +80,14 @@ class SyncClient:
         self._thread = thread
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something of the client in its thread, and wait for it."""
+        """Run a coroutine of the asyncio client in its thread, and return its result."""
         if not self._thread.is_alive():
             work.close()
             raise StreamsError("CLOSED", "the client is closed")
         return _wait(self.loop, work)
 
     def close(self) -> None:
-        """Say good-bye, and end the thread."""
+        """Close the connection (`Client.close`), and end the thread."""
         if self._thread.is_alive():
             try:
                 self.wait(self.client.close())
@@ -101,7 +101,7 @@ class SyncClient:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------ publishing, asking
+    # ------------------------------------------------------------ publishing, requests
 
     def publish(
         self,
@@ -114,7 +114,7 @@ class SyncClient:
         timeout: float | None = None,
         acks: Acks = "quorum",
     ) -> int:
-        """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched)."""
+        """Publish a message, as `Client.publish`; return its offset (in an ephemeral stream: how many received it)."""
         return self.wait(
             self.client.publish(
                 stream, payload, id=id, topic=topic, headers=headers, timeout=timeout, acks=acks
@@ -133,9 +133,9 @@ class SyncClient:
         acks: Acks = "quorum",
         atomic: bool = False,
     ) -> list[int]:
-        """Publish messages in this order; the offset of each.
+        """Publish messages in this order, as `Client.publish_many`; return the offset of each.
 
-        With one ID for all, or `atomic` (see `Client.publish_many`): wholly or not at all.
+        With one ID for all, or with `atomic`, either all of them are stored or none.
         """
         options: dict[str, Any] = {"topic": topic, "timeout": timeout, "acks": acks}
         return self.wait(
@@ -144,7 +144,7 @@ class SyncClient:
 
     @contextlib.contextmanager
     def transaction(self, stream: str) -> Iterator[SyncTransaction]:
-        """Publish messages that are seen all together, or not at all: committed at the end, dropped if it raises."""
+        """Publish messages that become visible together: committed when the block ends, dropped if it raises."""
         context = self.client.transaction(stream)
         transaction = SyncTransaction(self, self.wait(context.__aenter__()))
         try:
@@ -162,7 +162,7 @@ class SyncClient:
         id: str | bytes | None = None,
         timeout: float | None = None,
     ) -> concurrent.futures.Future[list[int]]:
-        """As `publish_many`, but do not wait: the future says when they are on disk."""
+        """Begin a `publish_many` and return a future of the offsets, which is done when the messages are on disk."""
         return asyncio.run_coroutine_threadsafe(
             self.client.publish_many(stream, payloads, id=id, timeout=timeout), self.loop
         )
@@ -170,11 +170,11 @@ class SyncClient:
     def request(
         self, stream: str, payload: Payload, *, topic: str = "", timeout: float | None = None
     ) -> bytes:
-        """Ask whoever listens; the first answer."""
+        """Send a request to the listeners of an ephemeral stream, as `Client.request`; return the first answer."""
         return self.wait(self.client.request(stream, payload, topic=topic, timeout=timeout))
 
     def respond(self, response: str, payload: Payload, *, confirm: bool = True) -> None:
-        """Answer a request, by the name of its response stream."""
+        """Answer a request by the name of its response stream, as `Client.respond`."""
         self.wait(self.client.respond(response, payload, confirm=confirm))
 
     # ------------------------------------------------------------ consuming
@@ -194,7 +194,7 @@ class SyncClient:
         identity: str = "",
     ) -> SyncSubscription:
         """Subscribe to a stream, as `Client.subscribe`; return its messages as an iterator."""
-        made = self.wait(
+        subscription = self.wait(
             self.client.subscribe(
                 stream,
                 group=group,
@@ -208,48 +208,48 @@ class SyncClient:
                 identity=identity,
             )
         )
-        return SyncSubscription(self, made, one_by_one=exclusive or bool(consumer))
+        return SyncSubscription(self, subscription, one_by_one=exclusive or bool(consumer))
 
     # ------------------------------------------------------------ streams
 
     def admin(self, call: str, **arguments: Any) -> Any:
-        """Ask the node to do something with its streams."""
+        """Call an administrative command of the node, as `Client.admin`."""
         return self.wait(self.client.admin(call, **arguments))
 
     def ensure(self, stream: str, mode: str = "warn", **settings: Any) -> dict[str, Any]:
-        """Make a stream what it is asked to be, in a cluster in this `region`: what was done, and what differs."""
+        """Create a stream, or check or change its settings, as `Client.ensure`."""
         return self.wait(self.client.ensure(stream, mode, **settings))
 
 
 class SyncSubscription:
-    """Messages of one stream: an iterator, which ends when the subscription is closed."""
+    """An iterator over the messages of one stream, which ends when the subscription is closed."""
 
     message = SyncMessage
 
-    def __init__(self, client: SyncClient, under: Subscription, one_by_one: bool) -> None:
+    def __init__(self, client: SyncClient, inner: Subscription, one_by_one: bool) -> None:
         self.client = client
-        self.under = under
-        """The subscription in the client's thread."""
-        under.face = self
-        self._most = 1 if one_by_one else 1000
+        self.inner = inner
+        """The asyncio subscription, which lives in the client's thread."""
+        inner.facade = self
+        self._batch_size = 1 if one_by_one else 1000
         self._ready: deque[SyncMessage] = deque()
-        self._forfeits = 0  # of the subscription, when messages were taken last
-        self._blocked_until = 0.0  # nothing of it is given before, by the steady clock
+        self._forfeits = 0  # `Subscription.forfeits` when messages were taken last
+        self._blocked_until = 0.0  # no message is returned before this time (`time.monotonic`)
 
     @property
     def persistent(self) -> bool:
-        """Whether its messages are acked."""
-        return self.under.persistent
+        """Whether the stream is persistent: only then are its messages acked."""
+        return self.inner.persistent
 
     @property
     def stream(self) -> str:
-        """The name of the stream."""
-        return self.under.stream
+        """The name of the stream that is read."""
+        return self.inner.stream
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes now; empty: nothing stands against it."""
-        return self.under.trouble
+        """Why no messages can come now; empty: nothing is wrong."""
+        return self.inner.trouble
 
     def __iter__(self) -> Iterator[SyncMessage]:
         return self
@@ -258,20 +258,24 @@ class SyncSubscription:
         return self.next()
 
     def next(self, timeout: float | None = None) -> SyncMessage:
-        """The next message; `TimeoutError` if none comes in time, `StopIteration` if none will."""
+        """Return the next message.
+
+        Raises `TimeoutError` if none arrives within `timeout` seconds, and `StopIteration` if the subscription is
+        closed.
+        """
         if not self._has_ready():
-            self._ready.extend(self.batch(self._most, timeout))
+            self._ready.extend(self.batch(self._batch_size, timeout))
         self._wait_while_blocked(timeout)
         return self._ready.popleft()
 
     def _has_ready(self) -> bool:
-        """Return whether messages that were taken wait here; drop them if they are not this consumer's any more."""
-        if self._ready and self._forfeits != self.under.forfeits:
+        """Return whether messages that were taken wait here; drop them if they are no longer this consumer's."""
+        if self._ready and self._forfeits != self.inner.forfeits:
             self._ready.clear()
         return bool(self._ready)
 
     def _wait_while_blocked(self, timeout: float | None) -> None:
-        """Wait until a delay that blocks is over; `TimeoutError` if that takes longer than `timeout` seconds."""
+        """Wait until the delay of a blocking nack is over; raise `TimeoutError` if it exceeds `timeout` seconds."""
         left = self._blocked_until - time.monotonic()
         if left <= 0:
             return
@@ -281,62 +285,65 @@ class SyncSubscription:
         time.sleep(left)
 
     def batch(self, most: int = 1000, timeout: float | None = None) -> list[SyncMessage]:
-        """The messages that are there, at least one."""
+        """Return the messages that have arrived, from one up to `most`, as `Subscription.batch`."""
         if self._has_ready():
             self._wait_while_blocked(timeout)
             return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
-        return self._take(self.under.batch(most, timeout))  # type: ignore[arg-type]
+        return self._take(self.inner.batch(most, timeout))  # type: ignore[arg-type]
 
     def records(self, timeout: float | None = None) -> Records:
-        """The next batch as it lies on disk; for a subscription without a group."""
-        return self._take(self.under.records(timeout))
+        """Return the next batch as it is stored, for a subscription without a group, as `Subscription.records`."""
+        return self._take(self.inner.records(timeout))
 
     def _take(self, work: Coroutine[Any, Any, T]) -> T:
         async def taken() -> T | None:
             try:
-                found = await work
+                result = await work
             except StopAsyncIteration:
                 return None
-            self._forfeits = self.under.forfeits  # in the client's thread: nothing comes between
-            return found
+            self._forfeits = self.inner.forfeits  # in the client's thread, so that both agree
+            return result
 
-        found = self.client.wait(taken())
-        if found is None:
+        result = self.client.wait(taken())
+        if result is None:
             raise StopIteration
-        return found
+        return result
 
-    # ------------------------------------------------------------ what is said of messages
+    # ------------------------------------------------------------ acks and nacks
 
     def ack(self, message: Message) -> None:
-        """It is done."""
-        self.under.check_acks()
-        self.client.loop.call_soon_threadsafe(self.under.ack, message)
+        """Acknowledge a message: it is done. Without a group this does nothing."""
+        self.inner.check_acks()
+        self.client.loop.call_soon_threadsafe(self.inner.ack, message)
 
     def ack_all(self, messages: Sequence[Message]) -> None:
-        """They are done."""
-        self.under.check_acks()
-        self.client.loop.call_soon_threadsafe(self.under.ack_all, messages)
+        """Acknowledge messages: they are done. Without a group this does nothing."""
+        self.inner.check_acks()
+        self.client.loop.call_soon_threadsafe(self.inner.ack_all, messages)
 
     def nack(self, message: Message, delay: float, reason: str, *, block: bool = False) -> None:
-        """Let a message come again after `delay` seconds; `block`: nothing else comes before."""
-        self.under.check_acks()
+        """Refuse a message: have it redelivered after `delay` seconds; `block`: nothing else is delivered before.
+
+        `reason` is recorded in the dead letter, if the message becomes one.
+        """
+        self.inner.check_acks()
         if block:
             self._blocked_until = max(self._blocked_until, time.monotonic() + delay)
-        nack = partial(self.under.nack, message, delay, reason, block=block)
+        nack = partial(self.inner.nack, message, delay, reason, block=block)
         self.client.loop.call_soon_threadsafe(nack)
 
     def in_progress(self, message: Message) -> None:
-        """It is being worked on."""
-        self.under.check_acks()
-        self.client.loop.call_soon_threadsafe(self.under.in_progress, message)
+        """Tell the node that a message is still being processed: its `ack_wait` starts again."""
+        self.inner.check_acks()
+        self.client.loop.call_soon_threadsafe(self.inner.in_progress, message)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until the node has all acks on disk."""
-        self.client.wait(self.under.flush(timeout))
+        """Wait until the node has all acks and nacks on disk, as `Subscription.flush`."""
+        self.client.wait(self.inner.flush(timeout))
 
     def close(self) -> None:
-        """No more; what was not acked goes to others, and does not count as delivered."""
-        self.client.wait(self.under.close())
+        """End the subscription. Messages that were not acked go to other members, and do not count as delivered."""
+        self.client.wait(self.inner.close())
 
     def __enter__(self) -> SyncSubscription:
         return self
@@ -355,7 +362,7 @@ def connect_sync(
     tls: ssl.SSLContext | None = None,
     wait_for_quorum: bool = False,
 ) -> SyncClient:
-    """As `railgun.connect`, for a program without an event loop."""
+    """Connect to a node and return a synchronous client; arguments and errors as of `railgun.connect`."""
     address = Address.find(where, secret=secret, data=data)
     return connect_to(address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum)
 
@@ -368,20 +375,22 @@ def connect_to(
     tls: ssl.SSLContext | None = None,
     wait_for_quorum: bool = False,
 ) -> SyncClient:
-    """A client of the node with this address."""
+    """Connect to the node with this address and return a synchronous client; raise `NoNodeError` if that fails."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=_turn, args=(loop,), name="railgun-client", daemon=True)
+    thread = threading.Thread(target=_run_loop, args=(loop,), name="railgun-client", daemon=True)
     thread.start()
     try:
-        made = reach(address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum)
-        return SyncClient(_wait(loop, made), loop, thread)
+        connecting = connect_to_address(
+            address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum
+        )
+        return SyncClient(_wait(loop, connecting), loop, thread)
     except BaseException:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         raise
 
 
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -396,5 +405,5 @@ def _wait(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     try:
         return future.result()
     except BaseException:
-        future.cancel()  # of no effect if it was its own error
+        future.cancel()  # no effect if the future itself has failed
         raise

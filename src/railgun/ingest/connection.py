@@ -1,7 +1,7 @@
-"""The connection of a connector: to any worker of the flow, one after the other, as long as it is wanted.
+"""Keep a connector connected to a worker of the flow: connect again whenever the connection is lost.
 
-What may pass (a flow that is not there, a worker that is lost) is waited for, with longer and longer pauses. What
-cannot (a wrong secret, a source that the flow does not have) ends it.
+Transient errors (the flow does not run, a worker is lost) are retried, with growing pauses. Permanent errors (a wrong
+secret, a source that the flow does not have) end the link.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from railgun.ingest.errors import FeedError, NoFlowError, RefusedError
-from railgun.ingest.find_flow import Flow, Found, addresses_of
+from railgun.ingest.find_flow import Endpoints, Flow, addresses_of
 from railgun.transport.commands import Blob, FrameError, FrameReader, encode
 from railgun.transport.connection import Connection
 from railgun.transport.hello import HelloError
 from railgun.transport.ingest_batch import LARGEST
 from railgun.transport.proto import streams_pb2 as p
 
-PAUSES: Final = (0.05, 2.0)  # seconds until the next attempt: at first, and at most
-SILENT: Final = (10.0, 30.0)  # seconds after which the worker is asked, and given up
-HELLO: Final = 10.0
+RECONNECT_PAUSES_S: Final = (0.05, 2.0)  # until the next attempt: at first, and at most
+SILENCE_S: Final = (10.0, 30.0)  # after which a silent worker is pinged, and given up
+HELLO_TIMEOUT_S: Final = 10.0
 
 
-class Line:
-    """One connection after the other. `handle` gets what the worker says, `lost` is called when there is none."""
+class WorkerLink:
+    """A link to the workers of a flow: one connection after the other.
+
+    `handle` is called with each command of the worker, `lost` when the connection is lost, and `give_up` with a
+    permanent error.
+    """
 
     def __init__(
         self,
@@ -41,15 +45,15 @@ class Line:
         self.flow = flow
         self.connection: Connection | None = None
         self.opened = False
-        """Whether a worker has said welcome."""
+        """Whether a worker has accepted the connection (`Welcome`)."""
         self.connections = 0
-        """How many there were so far."""
+        """The number of connections made so far."""
         self.cause: Exception | None = None
-        """Why there is none."""
+        """Why the last attempt to connect failed."""
         self.elsewhere = ""
-        """Where to connect next, if the worker said so."""
+        """The address to connect to next, if the worker named one."""
         self.over = False
-        """Whether no further one is to follow."""
+        """Whether the link has ended: no further connection is made."""
         self._who = who
         self._handle, self._lose, self._give_up = handle, lost, give_up
         self._frames = FrameReader(LARGEST)
@@ -58,36 +62,36 @@ class Line:
         self._failed: Exception | None = None  # why the connection closed
 
     def welcome(self) -> None:
-        """The worker takes us."""
+        """Record that the worker has accepted the connection."""
         self.opened = True
         self.connections += 1
 
     def send(self, command: Message, *blobs: Blob) -> None:
-        """Send a frame, if somebody is there."""
+        """Send a frame; drop it if there is no open connection."""
         if self.connection is not None and self.opened:
             self.connection.transport.writelines(encode(command, blobs))
 
     def leave(self, elsewhere: str = "") -> None:
-        """Let go of this connection; another one will follow."""
+        """Close this connection; the next one goes to the address `elsewhere`, if given, or to any worker."""
         self.elsewhere = elsewhere
         if self.connection is not None:
             self.connection.close()
 
     def end(self) -> None:
-        """Let go of this connection; no other one is to follow."""
+        """Close this connection, and make no further one."""
         self.over = True
         self.leave()
 
     async def run(self) -> None:
-        """Be connected, one connection after the other."""
-        pause = PAUSES[0]
+        """Connect, again and again, until `end` is called or a permanent error occurs."""
+        pause = RECONNECT_PAUSES_S[0]
         while not self.over:
             try:
-                found = await self.flow.find()
+                endpoints = await self.flow.find()
                 before = self.connections
-                await self._connect(found)
+                await self._connect(endpoints)
                 if self.connections > before:
-                    pause = PAUSES[0]
+                    pause = RECONNECT_PAUSES_S[0]
             except (NoFlowError, OSError) as error:
                 self.cause = error
             except HelloError as error:
@@ -99,16 +103,16 @@ class Line:
                 self._give_up(error)
                 return
             except Exception as error:
-                self._give_up(FeedError(f"{self.flow.where} cannot be looked for: {error!r}"))
+                self._give_up(FeedError(f"the lookup of {self.flow.where} has failed: {error!r}"))
                 return
             if self.over:
                 return
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, PAUSES[1])
+            pause = min(2 * pause, RECONNECT_PAUSES_S[1])
 
-    async def _connect(self, found: Found) -> None:
-        """One connection, to the address we were sent to, or to any; returns when it is lost."""
-        addresses = list(found.addresses)
+    async def _connect(self, endpoints: Endpoints) -> None:
+        """Connect to the address that a worker named, or to any worker; return when the connection is lost."""
+        addresses = list(endpoints.addresses)
         random.shuffle(addresses)
         elsewhere, self.elsewhere = self.elsewhere, ""
         with contextlib.suppress(FeedError):
@@ -116,7 +120,7 @@ class Line:
         failed: Exception = NoFlowError("there is no address")
         for address in addresses:
             try:
-                await self._dial(*address, found.secret)
+                await self._dial(*address, endpoints.secret)
             except OSError as error:
                 failed = error
             else:
@@ -124,12 +128,12 @@ class Line:
         raise failed
 
     async def _dial(self, host: str, port: int, secret: bytes) -> None:
-        """Connect there; returns when the connection is lost. Raises if it never opened."""
+        """Connect to an address; return when the connection is lost. Raise if the worker never accepted it."""
         self._lost = asyncio.Event()
         self._failed = None
         self._frames = FrameReader(LARGEST)
         before = self.connections
-        async with asyncio.timeout(HELLO):
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
             transport, _ = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(
                     secret, self._greeted, self._received, self._closed_by, self._who
@@ -149,17 +153,17 @@ class Line:
         self.connection = connection
 
     async def _watch(self, lost: asyncio.Event) -> None:
-        """Until the connection is lost; a worker that says nothing for long is asked."""
+        """Wait until the connection is lost; ping a silent worker, and return if it stays silent."""
         self._heard = asyncio.get_running_loop().time()
         while not lost.is_set():
-            # Not `wait_for`: in Python 3.11 that hears no cancellation in the moment in which the connection is lost.
+            # Not `wait_for`: in Python 3.11 it misses a cancellation at the moment in which the connection is lost.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SILENT[0] / 2):
+                async with asyncio.timeout(SILENCE_S[0] / 2):
                     await lost.wait()
             silent = asyncio.get_running_loop().time() - self._heard
-            if silent > SILENT[1]:
+            if silent > SILENCE_S[1]:
                 return
-            if silent > SILENT[0]:
+            if silent > SILENCE_S[0]:
                 self.send(p.Ping(number=1))
 
     def _disconnected(self) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong for programs outside of a flow: those that feed it, and sinks. `code` is for programs."""
+"""Errors of programs outside of a flow: those that push streams into it, and sinks. `code` is for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class FeedError(RailgunError):
 
 
 class NoFlowError(FeedError):
-    """There is no such flow, or it does not take streams, or nobody answers."""
+    """The flow does not run, accepts no streams, or does not answer. This may be transient."""
 
 
 class TokenError(FeedError):
@@ -18,11 +18,11 @@ class TokenError(FeedError):
 
 
 class SourceError(FeedError):
-    """A flow has no such source, or several."""
+    """A flow has no source of this name, or several sources and none was named."""
 
 
 class RefusedError(FeedError):
-    """A worker has ended the session: `code` says what for; `stream` and `id`: for which message."""
+    """A worker has ended the session: `code` says why, `stream` and `id` for which message."""
 
     def __init__(self, code: str, text: str, stream: str = "", id: int | None = None) -> None:
         super().__init__(f"{text} ({code})")
@@ -30,15 +30,15 @@ class RefusedError(FeedError):
 
 
 class RewindError(FeedError):
-    """The flow has gone back to before what it had acknowledged, and the messages are no longer here."""
+    """The flow has gone back to a position before its acknowledgements, and the messages are no longer kept."""
 
 
 class TooLargeError(FeedError):
-    """A message is larger than a frame may be."""
+    """A message is larger than the largest frame."""
 
 
 class SinkError(RailgunError):
-    """What was asked of a sink cannot be done."""
+    """A sink cannot do what was requested."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -46,8 +46,8 @@ class SinkError(RailgunError):
 
 
 class LostError(SinkError):
-    """What is to be committed is not here, or not whole."""
+    """The output to be committed is missing or incomplete."""
 
 
 class MisuseError(SinkError):
-    """Whoever asks does not keep to the rules: its session ends."""
+    """A client of a sink violates the protocol: its session ends."""

@@ -1,4 +1,8 @@
-"""A stream of a connector: the messages that were given, and what of them may be asked for again."""
+"""One stream of a connector: pack messages into pieces, and keep those that the flow may request again.
+
+Words: the flow *grants* a stream with the id after which to continue (`por`). A message is *passed over*, and not sent,
+if the flow has it from another connector.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from numpy.typing import NDArray
 from railgun.engine.protocol.ingest.messages import LAST_ID, NONE
 from railgun.engine.protocol.ingest.sender import Phase, Sent
 from railgun.ingest.errors import FeedError, TooLargeError
-from railgun.ingest.items import Item, Payload, parts
+from railgun.ingest.items import Item, Payload, item_fields
 from railgun.transport.ingest_batch import (
     EARLIEST,
     LARGEST,
@@ -27,23 +31,23 @@ from railgun.transport.ingest_batch import (
     unpack,
 )
 
-PIECE: Final = 64 << 10  # bytes that are sent at once
-MOST: Final = 4_000  # messages in a piece
-HEADROOM: Final = 4 << 10  # bytes of a frame that are not of messages
-OVERHEAD: Final = 32  # bytes that a message takes apart from its own
-ASK_AGAIN: Final = (0.05, 1.0)  # seconds until a stream that is not free is asked for again
+PIECE_BYTES: Final = 64 << 10  # a piece of this size is sent
+MAX_PIECE_MESSAGES: Final = 4_000
+FRAME_HEADROOM_BYTES: Final = 4 << 10  # of a frame, for anything but messages
+MESSAGE_OVERHEAD_BYTES: Final = 32  # of a message, besides its payload and key
+REOPEN_PAUSES_S: Final = (0.05, 1.0)  # until a stream that is not free is requested again
 
 
 @dataclass(slots=True)
 class Kept:
-    """Bytes that all streams of a connector keep."""
+    """The number of bytes that the streams of a connector keep."""
 
     size: int = 0
 
 
 @dataclass(slots=True)
 class Piece:
-    """Messages that are sent together."""
+    """A packed batch of messages that is sent at once."""
 
     last: int
     blob: bytes
@@ -51,7 +55,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Waiting:
-    """Messages that are not a piece yet."""
+    """Messages that are not packed into a piece yet."""
 
     ids: list[int] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
@@ -61,51 +65,50 @@ class Waiting:
 
 
 class Stream:
-    """A stream of this connector.
+    """The messages of one stream, and its state.
 
-    One that has an `error` stands still. What it keeps takes no room from the others then: they go on.
+    A stream with an `error` is stopped. What it keeps then no longer counts against the connector's limit, so that the
+    other streams continue.
     """
 
     def __init__(self, sent: Sent, all_kept: Kept) -> None:
         self.sent = sent
-        self.all_kept = all_kept  # by all that go on
-        self.room = all_kept  # where what this one keeps counts
-        self.last = NONE  # the last id that was given to be sent
-        self.keeps = True  # whether what is sent is kept until it is acknowledged
-        self.kept: deque[Piece] = deque()  # not acknowledged
-        self.next = 0  # of these, the first that has not been sent
+        self.all_kept = all_kept  # bytes kept by all streams that are not stopped
+        self.room = all_kept  # the counter for what this stream keeps
+        self.last = NONE  # the last id that the program passed in
+        self.keeps = True  # whether pieces are kept until they are acknowledged
+        self.kept: deque[Piece] = deque()  # pieces that are not acknowledged
+        self.next = 0  # the index in `kept` of the first piece that was not sent
         self.waiting = Waiting()
-        self.ending: Callable[[], bool] | None = None  # whether its end is to be said
-        self.changed: asyncio.Future[None] | None = None  # who waits for this stream
-        self.busy = ""  # what is being done with it, which nobody else may do meanwhile
-        self.first: int | None = None  # the first id that was given to be sent
-        self.floor = NONE  # what the flow had when it was granted last
-        self.base = NONE  # up to here nothing can be sent again
+        self.ending: Callable[[], bool] | None = None  # whether to announce the end of the stream
+        self.changed: asyncio.Future[None] | None = None  # done at the next change of this stream
+        self.busy = ""  # the exclusive call that uses the stream: "fed" or "ended"
+        self.first: int | None = None  # the first id that the program passed in
+        self.floor = NONE  # the last id that the flow had at its last grant
+        self.base = NONE  # messages up to this id cannot be sent again
         self.own = NONE  # the highest id that was sent from here
-        self._told = NONE  # up to here it was looked for such
-        self.passed: list[
-            NDArray[np.int64]
-        ] = []  # ids that were given, and that the flow had from others
-        self.wanted = False  # whether it is to be open
-        self.queued = False  # whether it is among those that have something to send
-        self.grants = 0
-        self.pause = ASK_AGAIN[0]
+        self._passed_to = NONE  # the highest id noted in `passed`
+        self.passed: list[NDArray[np.int64]] = []  # ids passed over and not reported yet
+        self.wanted = False  # whether the stream is to be open
+        self.queued = False  # whether the stream is queued for sending
+        self.grants = 0  # how often the flow has granted the stream
+        self.pause = REOPEN_PAUSES_S[0]
         self.error: Exception | None = None
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the stream."""
         return self.sent.name
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be sent now."""
+        """Whether the stream's messages can be sent now."""
         return self.sent.phase is Phase.OPEN
 
-    # ------------------------------------------------------------ what is given
+    # ------------------------------------------------------------ packing
 
     def add(self, id: int, payload: Payload, key: Any = None, time: Any = None) -> None:
-        """A message is to be sent, with those that follow closely."""
+        """Queue a message, to be packed with those that follow closely; raise `FeedError` if it is invalid."""
         if type(id) is not int or not self.last < id <= LAST_ID:
             raise self._bad_id(id)
         what = f"message {id} of {self.name!r}"
@@ -117,7 +120,7 @@ class Stream:
             data = bytes(payload)
         else:
             raise FeedError(f"{what}: a payload is bytes or text, not {payload!r:.80}")
-        size = len(data) + OVERHEAD
+        size, most = len(data) + MESSAGE_OVERHEAD_BYTES, LARGEST - FRAME_HEADROOM_BYTES
         if key is not None:
             size += len(_text(what, key))
         if time is not None and (type(time) is not int or not EARLIEST <= time <= LATEST):
@@ -127,12 +130,13 @@ class Stream:
                 else f"from {EARLIEST} to {LATEST} µs"
             )
             raise FeedError(f"{what}: a time is {why}, not {time!r:.80}")
-        if size > LARGEST - HEADROOM:
+        if size > most:
             raise TooLargeError(
-                f"{what} has {size - OVERHEAD:,} bytes, with its key: {LARGEST - HEADROOM - OVERHEAD:,} are the most"
+                f"{what} has {size - MESSAGE_OVERHEAD_BYTES:,} bytes, with its key: "
+                f"{most - MESSAGE_OVERHEAD_BYTES:,} are the most"
             )
-        self._give(id, id)
-        if self.waiting.size + size > LARGEST - HEADROOM:
+        self._note_span(id, id)
+        if self.waiting.size + size > most:
             self.seal()
         waiting = self.waiting
         waiting.ids.append(id)
@@ -140,11 +144,11 @@ class Stream:
         waiting.keys.append(key)
         waiting.times.append(time)
         waiting.size += size
-        if len(waiting.ids) >= MOST:
+        if len(waiting.ids) >= MAX_PIECE_MESSAGES:
             self.seal()
 
     def add_all(self, items: Sequence[Item]) -> None:
-        """As `add` for each, and sealed; those that are plain ids and bytes are not looked at one by one."""
+        """Add each item and pack them; items of plain ids and bytes are checked all at once, which is faster."""
         count = len(items)
         try:
             ids, payloads = [item[0] for item in items], [item[1] for item in items]
@@ -157,38 +161,39 @@ class Stream:
             )
             sizes = np.fromiter(map(len, payloads), np.int64, count) if plain else np.zeros(1)
             numbers = np.array(ids if plain else [0], np.int64)
-        except (TypeError, LookupError, OverflowError):  # something odd is among them
+        except (TypeError, LookupError, OverflowError):  # an item is malformed
             plain = False
-        if not plain or sizes.max() > PIECE or bool((numbers[1:] <= numbers[:-1]).any()):
+        if not plain or sizes.max() > PIECE_BYTES or bool((numbers[1:] <= numbers[:-1]).any()):
             try:
                 for item in items:
-                    self.add(*parts(item))
+                    self.add(*item_fields(item))
             finally:
                 self.seal()
             return
         self.seal()
-        self._give_all(numbers)
-        pieces = (np.cumsum(sizes + OVERHEAD) // PIECE).astype(np.int64)
+        self._note_ids(numbers)
+        pieces = (np.cumsum(sizes + MESSAGE_OVERHEAD_BYTES) // PIECE_BYTES).astype(np.int64)
         stops = [*(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1).tolist(), count]
         for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
             self._keep(Piece(ids[stop - 1], pack(numbers[begin:stop], payloads[begin:stop])))  # type: ignore[arg-type]
 
     def take_over(self, piece: Piece) -> int:
-        """A piece of another one, of messages that come after all of this one; how many."""
+        """Append a piece that another `Stream` has packed, with higher ids; return the number of its messages."""
         ids = ids_of(piece.blob)
         self.seal()
-        self._give_all(ids)
+        self._note_ids(ids)
         self._keep(piece)
         return len(ids)
 
-    def _give_all(self, ids: NDArray[np.int64]) -> None:
+    def _note_ids(self, ids: NDArray[np.int64]) -> None:
         before = ids[ids <= self.floor]
-        self._give(int(before[-1] if len(before) else ids[0]), int(ids[-1]))
+        self._note_span(int(before[-1] if len(before) else ids[0]), int(ids[-1]))
 
-    def _give(self, first: int, last: int) -> None:
-        """Messages are given, from `first` to `last`; `first` is the last one that the flow has, if it is among them.
+    def _note_span(self, first: int, last: int) -> None:
+        """Note that the program passed in messages up to `last`.
 
-        Who goes on after what the flow has, without giving that, relies on the flow having it.
+        `first` is the first id, or the last of these ids that the flow has. A program that continues after the flow's
+        position, without passing in earlier messages, relies on the flow having them.
         """
         if self.first is None:
             self.first = first
@@ -197,7 +202,7 @@ class Stream:
         self.last = last
 
     def seal(self) -> None:
-        """What waits becomes a piece, to be sent."""
+        """Pack the waiting messages into a piece, to be sent."""
         waiting = self.waiting
         if not waiting.ids:
             return
@@ -223,21 +228,21 @@ class Stream:
             self.acknowledged(self.sent.acked)
 
     def _pass(self) -> None:
-        """Pass over what the flow has already."""
+        """Skip the pieces that the flow already has."""
         while self.has_more and self.kept[self.next].last <= self.sent.at:
             self.next += 1
 
     def _note_passed(self, piece: Piece) -> bool:
-        """Note which of these the flow has from others; whether there may be more in the next piece."""
-        if piece.last > self._told:
+        """Note which messages of a piece the flow has from others; return whether the next piece may hold more."""
+        if piece.last > self._passed_to:
             ids = ids_of(piece.blob)
-            passed = ids[(ids > max(self.own, self._told)) & (ids <= self.sent.at)]
+            passed = ids[(ids > max(self.own, self._passed_to)) & (ids <= self.sent.at)]
             if len(passed):
                 self.passed.append(passed)
-                self._told = int(passed[-1])
+                self._passed_to = int(passed[-1])
         return piece.last <= self.sent.at
 
-    # ------------------------------------------------------------ what becomes of it
+    # ------------------------------------------------------------ sending and acknowledgement
 
     @property
     def has_more(self) -> bool:
@@ -245,7 +250,7 @@ class Stream:
         return self.next < len(self.kept)
 
     def take(self) -> Piece:
-        """The next piece, which is kept, if that is to be."""
+        """Return the next piece to send; keep it until it is acknowledged, if the stream `keeps`."""
         piece = self.kept[self.next]
         self.own = max(self.own, piece.last)
         if self.keeps:
@@ -255,7 +260,7 @@ class Stream:
         return piece
 
     def granted(self, por: int) -> bool:
-        """The flow wants it after that id (`sent.at`); False: what is kept is not enough."""
+        """Continue after the id `por` (`sent.at`); return False if the kept messages do not reach back so far."""
         before, self.floor = self.floor, por
         if not self.keeps:
             self.drop()
@@ -263,8 +268,8 @@ class Stream:
         if por < self.base:
             return False
         if self.first is not None and por < self.first:
-            # Gaps are fine: what is here follows what the flow has, now and whenever it comes back to that. But if
-            # it had messages that are here, and wants some before them that it had as well, these are not here.
+            # A gap is fine: the kept messages follow the flow's position, now and whenever it returns to it. But if
+            # the flow had some of these messages, and now wants earlier ones that it had as well, those are not kept.
             if por != self.base and before >= self.first:
                 return False
             self.base = por
@@ -277,26 +282,26 @@ class Stream:
         return True
 
     def acknowledged(self, por: int) -> None:
-        """What is safe need not be kept."""
+        """Drop the pieces that are acknowledged up to the id `por`."""
         while self.keeps and self.kept and self.kept[0].last <= por:
             self.base = max(self.base, self.forget_first().last)
             self.next = max(0, self.next - 1)
 
     def forget_first(self) -> Piece:
-        """Keep the first piece no longer."""
+        """Drop the first kept piece, and return it."""
         piece = self.kept.popleft()
         self.room.size -= len(piece.blob)
         return piece
 
     def drop(self) -> None:
-        """Forget what waits to be sent."""
+        """Drop all messages that are kept or wait to be sent."""
         while self.kept:
             self.forget_first()
         self.next = 0
         self.waiting = Waiting()
 
     def stop(self, error: Exception) -> None:
-        """It stands still, until `go_on`."""
+        """Stop the stream with `error`, until `go_on`."""
         self.go_on()
         self.error = error
         own = Kept(sum(len(piece.blob) for piece in self.kept))
@@ -304,20 +309,20 @@ class Stream:
         self.room = own
 
     def go_on(self) -> None:
-        """What was wrong with it is mended."""
+        """Clear the stream's error, so that it continues."""
         if self.error is not None:
             self.error = None
             self.all_kept.size += self.room.size
             self.room = self.all_kept
 
     def leave_out(self, id: int) -> bool:
-        """Forget one message; False: it is not here."""
+        """Drop the message with this id; return False if it is not kept here."""
         self.seal()
         for at, piece in enumerate(self.kept):
             if id > piece.last:
                 continue
             ids, times, keys, payloads = unpack(piece.blob)
-            rows = [row for row, known in enumerate(ids.tolist()) if known != id]
+            rows = [row for row, row_id in enumerate(ids.tolist()) if row_id != id]
             if len(rows) == len(payloads):
                 return False
             self.room.size -= len(piece.blob)
@@ -356,7 +361,7 @@ def _text(what: str, key: Any) -> bytes:
 
 
 def check_name(name: Any) -> None:
-    """Refuse what cannot be the name of a stream."""
+    """Raise `FeedError` if `name` is no valid name of a stream."""
     try:
         plain = isinstance(name, str) and 0 < len(name.encode()) <= LONGEST_NAME
     except UnicodeEncodeError:

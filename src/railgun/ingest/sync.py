@@ -1,8 +1,8 @@
-"""SyncConnector: a `Connector` for programs without an event loop. It works in a thread of its own.
+"""The synchronous connector: push streams into a flow from a program without an event loop.
 
-`send` looks at a message, and packs it with others, where it is called; the connector's thread takes what is packed. So
-what is wrong with a message is raised where it is sent, and what is not raised is taken, as with `Connector`: whatever
-other threads send, and whatever becomes wrong with its stream meanwhile.
+A `Connector` runs in a background thread. `send` validates a message and packs it with others in the calling thread;
+the background thread takes over what is packed. So `send` raises if a message is invalid, and a message for which it
+does not raise is accepted, as with `Connector`, whatever other threads send and whatever error its stream gets later.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, Final, Self, TypeVar
 from railgun.engine.protocol.ingest.sender import Sent
 from railgun.ingest.client import Connector
 from railgun.ingest.errors import FeedError
-from railgun.ingest.items import Item, Payload, Taking, iterated, parts
+from railgun.ingest.items import ChunkReader, Item, Payload, item_fields, iterator_of
 from railgun.ingest.stream import Kept, Stream, check_name
 
 R = TypeVar("R")
-PATIENCE: Final = 2.0
-MOST: Final = 10_000  # messages that wait to be handed over
+CLOSE_TIMEOUT_S: Final = 2.0  # for tasks to end before they are cancelled
+MAX_BUFFERED_MESSAGES: Final = 10_000  # that wait to be handed over
 
 
 class SyncConnector:
-    """Pushes streams into a flow; takes what `Connector` takes.
+    """A synchronous `Connector`, with the same arguments.
 
     with SyncConnector("orders") as c:
         c.send("gateway-7", 0, b'{"price": 3}')
 
-    Threads may share one. `on_ack` and `on_passed` are called in the connector's thread: they must not wait, and of the
-    connector they may ask only what is known at once (`acked`, `connected`).
+    Threads may share a connector. `on_ack` and `on_passed` are called in the connector's thread: they must not wait,
+    and may use only those calls of the connector that return at once (`acked`, `connected`).
     """
 
     def __init__(self, flow: str, **options: Any) -> None:
@@ -43,11 +43,11 @@ class SyncConnector:
             target=self._loop.run_forever, name="railgun-connector", daemon=True
         )
         self._lock = threading.Lock()
-        self._given: dict[str, Stream] = {}  # holds what is not handed over
-        self._fresh: dict[str, Stream] = {}  # of these, who got something
-        self._handing = False
-        self._sent = self._handed = 0  # messages, so far
-        self._step = asyncio.Event()  # for a moment, when something was handed over
+        self._buffers: dict[str, Stream] = {}  # messages that are not handed over, by stream
+        self._fresh: dict[str, Stream] = {}  # the buffers that are not empty
+        self._handing = False  # whether a task hands messages over, or will
+        self._sent = self._handed = 0  # number of messages so far
+        self._step = asyncio.Event()  # pulsed when messages were handed over
         self._room = threading.Event()
         self._room.set()
 
@@ -68,7 +68,7 @@ class SyncConnector:
             self.close()
 
     def open(self) -> None:
-        """Connect; raises `NoFlowError` if that does not succeed in time."""
+        """Connect; raise `NoFlowError` if that fails within the timeout."""
         if self._thread.ident is not None:
             raise FeedError("a connector is opened once: make another one")
         self._thread.start()
@@ -79,7 +79,7 @@ class SyncConnector:
             raise
 
     def close(self) -> None:
-        """Let go of the connection; what is not acknowledged may or may not be taken."""
+        """Close the connection. Messages that are not acknowledged may reach the flow or not."""
         if self._thread.is_alive():
             self._do(self._shut())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -90,9 +90,12 @@ class SyncConnector:
     async def _shut(self) -> None:
         await self._connector.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
-        for patience in (PATIENCE, None):  # who waits hears that it is closed
+        for timeout_s in (
+            CLOSE_TIMEOUT_S,
+            None,
+        ):  # waiting calls raise that the connector is closed
             if left:
-                _, left = await asyncio.wait(left, timeout=patience)
+                _, left = await asyncio.wait(left, timeout=timeout_s)
             for task in left:
                 task.cancel()
 
@@ -105,16 +108,16 @@ class SyncConnector:
         key: str | None = None,
         time: int | None = None,
     ) -> None:
-        """Send a message; waits while there is no room. If it raises, the message was not taken."""
+        """Send a message; wait while there is no room. If the call raises, the message was not accepted."""
         self._check_thread()
         with self._lock:
-            given = self._fresh.get(stream) or self._give(stream)
-            self._check(given)
-            given.add(id, payload, key, time)
-            self._fresh[stream] = given
+            buffer = self._fresh.get(stream) or self._buffer(stream)
+            self._check(buffer)
+            buffer.add(id, payload, key, time)
+            self._fresh[stream] = buffer
             self._sent += 1
             handing, self._handing = self._handing, True
-            full = self._sent - self._handed >= MOST
+            full = self._sent - self._handed >= MAX_BUFFERED_MESSAGES
             if full:
                 self._room.clear()
         if not handing:
@@ -122,37 +125,35 @@ class SyncConnector:
         if full:
             self._room.wait()
 
-    def _give(self, name: str) -> Stream:
-        given = self._given.get(name)
-        if given is None:
+    def _buffer(self, name: str) -> Stream:
+        buffer = self._buffers.get(name)
+        if buffer is None:
             check_name(name)
-            given = self._given[name] = Stream(Sent(name, 0), Kept())
-        return given
+            buffer = self._buffers[name] = Stream(Sent(name, 0), Kept())
+        return buffer
 
-    def _check(self, given: Stream) -> None:
-        """Raise what is wrong with a stream."""
-        if given.busy:
-            raise FeedError(f"{given.name!r} is being {given.busy}: one at a time")
-        self._connector._check(found := self._connector._streams.get(given.name))
-        if found is not None and not given.waiting.ids and not given.kept:
-            given.last = found.last
+    def _check(self, buffer: Stream) -> None:
+        """Raise the error of a stream, or of the connector."""
+        if buffer.busy:
+            raise FeedError(f"{buffer.name!r} is being {buffer.busy}: one at a time")
+        self._connector._check(outgoing := self._connector._streams.get(buffer.name))
+        if outgoing is not None and not buffer.waiting.ids and not buffer.kept:
+            buffer.last = outgoing.last
 
     def _begin(self) -> None:
         self._handing_over = self._loop.create_task(self._hand_over())
 
     async def _hand_over(self) -> None:
-        """Let the connector take what was given, until there is no more."""
+        """Hand the buffered messages to the connector, until there are no more."""
         while self._handing:
             with self._lock:
-                some, self._fresh = self._fresh, {}
-                for given in some.values():
-                    given.seal()
+                fresh, self._fresh = self._fresh, {}
+                for buffer in fresh.values():
+                    buffer.seal()
             try:
-                for name, given in some.items():
-                    await self._hand(self._connector._stream(name), given)
-            except (
-                Exception
-            ):  # it is closed, or has an error, which all hear of who ask for anything
+                for name, buffer in fresh.items():
+                    await self._hand(self._connector._stream(name), buffer)
+            except Exception:  # the connector is closed or has failed: every call raises that
                 break
             with self._lock:
                 self._handing = bool(self._fresh)
@@ -160,15 +161,15 @@ class SyncConnector:
         self._tell_step()
         self._room.set()
 
-    async def _hand(self, found: Stream, given: Stream) -> None:
-        while given.kept:
+    async def _hand(self, outgoing: Stream, buffer: Stream) -> None:
+        while buffer.kept:
             try:
-                await self._connector._make_room(found)
+                await self._connector._make_room(outgoing)
             except Exception:
-                self._connector._check()  # if only this stream stands still, it may go on some time: it is kept
+                self._connector._check()  # an error of only this stream may be cleared: keep its messages
             with self._lock:
-                self._handed += self._connector._hand(found, given.forget_first())
-                if self._sent - self._handed < MOST // 2:
+                self._handed += self._connector._hand(outgoing, buffer.forget_first())
+                if self._sent - self._handed < MAX_BUFFERED_MESSAGES // 2:
                     self._room.set()
             self._tell_step()
 
@@ -177,7 +178,7 @@ class SyncConnector:
         self._step.clear()
 
     async def _all_handed(self) -> None:
-        """What was sent up to now."""
+        """Wait until all messages sent so far are handed over."""
         wanted = self._sent
         while self._handing and self._handed < wanted:
             await self._step.wait()
@@ -187,15 +188,15 @@ class SyncConnector:
         return await work()
 
     def flush(self) -> None:
-        """Wait until all that was sent up to now is acknowledged; raises as `Connector.flush` does."""
+        """Wait until all messages sent so far are acknowledged; raise as `Connector.flush` does."""
         self._do(self._after(self._connector.flush))
 
     def wait(self, stream: str, id: int) -> None:
-        """Wait until this message, and all before it, are acknowledged."""
+        """Wait until the message with this id, and all before it, are acknowledged."""
         self._do(self._after(lambda: self._connector.wait(stream, id)))
 
     def skip(self, stream: str, id: int) -> bool:
-        """Go on without a message that the flow has refused (`RefusedError`); False: it is not kept here."""
+        """Drop a message that the flow has refused (`RefusedError`), and continue; return False if it is not kept."""
 
         async def skip() -> bool:
             return self._connector.skip(stream, id)
@@ -203,7 +204,7 @@ class SyncConnector:
         return self._do(self._after(skip))
 
     def end(self, stream: str) -> None:
-        """A stream is complete, for now: wait until all of it is acknowledged. Another connector may go on with it."""
+        """End a stream: wait until all of it is acknowledged. Then this or another connector may continue it."""
         with self._alone(stream, "ended"):
             self._do(self._after(lambda: self._connector.end(stream)))
 
@@ -214,9 +215,9 @@ class SyncConnector:
         *,
         end: bool = True,
     ) -> None:
-        """Send all that an iterable brings, or a function of the id after which to go on; see `Connector.feed`.
+        """Send all items of an iterable, or of a function of the id after which to continue; see `Connector.feed`.
 
-        A function is called, and what it returns is read, by other threads, one item after the other.
+        The function is called, and its result is read, in another thread.
         """
         if callable(source):
             feed = self._connector.feed
@@ -227,47 +228,47 @@ class SyncConnector:
                     )
                 )
             return
-        for item in iterated(source):
-            id_, payload, key, time = parts(item)
+        for item in iterator_of(source):
+            id_, payload, key, time = item_fields(item)
             self.send(stream, id_, payload, key=key, time=time)
         if end:
             self.end(stream)
 
     @contextlib.contextmanager
     def _alone(self, stream: str, busy: str) -> Iterator[None]:
-        """No other thread sends this stream meanwhile."""
+        """Keep other threads from sending this stream during the block."""
         self._check_thread()
         with self._lock:
-            given = self._give(stream)
-            if given.busy:
-                raise FeedError(f"{stream!r} is being {given.busy}: one at a time")
-            given.busy = busy
+            buffer = self._buffer(stream)
+            if buffer.busy:
+                raise FeedError(f"{stream!r} is being {buffer.busy}: one at a time")
+            buffer.busy = busy
         try:
             yield
         finally:
-            given.busy = ""
+            buffer.busy = ""
 
     def position(self, stream: str) -> int | None:
-        """After which id the flow wants a stream to go on; None: from its start."""
+        """Return the id after which the flow wants a stream to continue; None: from its start."""
         return self._do(self._connector.position(stream))
 
     def acked(self, stream: str) -> int | None:
-        """The id up to which all messages are in a committed snapshot; None: none is known to be."""
+        """Return the id up to which all messages of a stream are known to be in a committed snapshot, or None."""
         return self._connector.acked(stream)
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the connector is connected to a worker now."""
         return self._connector.connected
 
     @property
     def connections(self) -> int:
-        """How many there were so far."""
+        """The number of connections made so far."""
         return self._connector.connections
 
     @property
     def error(self) -> Exception | None:
-        """Why nothing can be sent any more, if that is so."""
+        """The error after which nothing can be sent any more, or None."""
         return self._connector.error
 
     def _check_thread(self) -> None:
@@ -289,41 +290,41 @@ class SyncConnector:
 async def _elsewhere(
     source: Callable[[int | None], Iterable[Item]], after: int | None
 ) -> AsyncIterator[list[Item]]:
-    """What a function brings, called and read by a thread of its own: it may wait as long as it likes."""
+    """Yield the items of a function that is called and read in a thread of its own, so that it may block."""
     loop = asyncio.get_running_loop()
-    asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
 
     def answer(
-        future: asyncio.Future[list[Item]], some: list[Item], error: Exception | None
+        future: asyncio.Future[list[Item]], chunk: list[Item], error: Exception | None
     ) -> None:
         if not future.done():
             if error is None:
-                future.set_result(some)
+                future.set_result(chunk)
             else:
                 future.set_exception(error)
 
     def run() -> None:
-        taking: Taking | None = None
-        while (future := asked.get()) is not None:
-            some, error = list[Item](), None
+        reader: ChunkReader | None = None
+        while (future := requests.get()) is not None:
+            chunk, error = list[Item](), None
             try:
-                taking = taking or Taking(source(after))
-                some = taking.take()
+                reader = reader or ChunkReader(source(after))
+                chunk = reader.take()
             except Exception as raised:
                 error = raised
             try:
-                loop.call_soon_threadsafe(answer, future, some, error)
+                loop.call_soon_threadsafe(answer, future, chunk, error)
             except RuntimeError:  # the connector is closed
                 return
 
-    # It does not keep the program from ending, should it wait for something for ever.
+    # A daemon thread: it cannot keep the program from ending if the function blocks for ever.
     threading.Thread(target=run, name="railgun-feed", daemon=True).start()
     try:
         while True:
             future: asyncio.Future[list[Item]] = loop.create_future()
-            asked.put(future)
-            if not (some := await future):
+            requests.put(future)
+            if not (chunk := await future):
                 return
-            yield some
+            yield chunk
     finally:
-        asked.put(None)
+        requests.put(None)

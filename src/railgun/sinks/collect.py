@@ -1,4 +1,4 @@
-"""Collect: results back in the program that started the flow, for tests and small jobs."""
+"""Bring results back to the program that started the flow, for tests and small jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Collect(Sink[Any]):
     """Brings items to the program that started the flow: `job.collected("name of the step")`."""
 
     def open(self, place: Place) -> Writer[Any]:
-        """A way to the driver."""
+        """Return a writer that sends items to the driver."""
         return _Writer(place)
 
 

@@ -1,7 +1,7 @@
-"""Where a sink outside of a flow is, and what it takes to be let in.
+"""Find the address of a sink outside of the flow, and the secret and certificate to connect with.
 
-A sink says in its directory where it listens. It may come later than the flow, and on another port after a restart: so
-that is read whenever a connection is made. What was known when the flow was made goes with it to other machines.
+A sink writes its address to its directory. It may start later than the flow, and have another port after a restart, so
+the address is read for each connection. The address that was known when the flow was made is sent to other machines.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SECRET: Final = "secret"
 
 @dataclass(frozen=True, slots=True)
 class SinkAddress:
-    """A sink as it is found.
+    """The address of a sink, with all that is needed to connect.
 
-    >>> Whereabouts("10.0.0.7:7373", secret="00ff").find()
+    >>> SinkLocator("10.0.0.7:7373", secret="00ff").find()
     SinkAddress(host='10.0.0.7', port=7373)
     """
 
@@ -32,17 +32,17 @@ class SinkAddress:
     port: int
     secret: bytes = field(repr=False)
     certificate: str | None = field(default=None, repr=False)
-    """What its certificate is checked with (PEM)."""
+    """The certificate to trust (PEM)."""
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to speak to it."""
+        """Return the TLS context for connections, or None without TLS."""
         if self.certificate is None:
             return None
         return ssl.create_default_context(cadata=self.certificate)
 
 
-class Whereabouts:
-    """How a sink is looked for: by its address and secret, or by the directory it works in."""
+class SinkLocator:
+    """Finds a sink by its address and secret, or by the directory it works in."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Whereabouts:
         self.data = Path(data).absolute()
         self._secret = _secret(secret)
         self._certificate = None if certificate is None else Path(certificate).read_text("ascii")
-        self._known: SinkAddress | None = None
+        self._last_address: SinkAddress | None = None
         if address is not None and not address.rpartition(":")[2].isdigit():
-            raise ConnectorError(f"{address!r} is no address of a sink: host:port")
+            raise ConnectorError(f"{address!r} is not the address of a sink: it is host:port")
         with contextlib.suppress(OSError):
             self.find()
 
@@ -66,16 +66,16 @@ class Whereabouts:
         return self.address or str(self.data)
 
     def find(self) -> SinkAddress:
-        """Where it is; `OSError` if nobody knows yet."""
+        """Return the sink's address; raise `OSError` if it was never known."""
         try:
-            self._known = self._look()
+            self._last_address = self._look()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if self._known is None:
+            if self._last_address is None:
                 raise ConnectionRefusedError(
-                    f"no sink works in {self.data}: start one (railgun sink), or say where it is and its secret"
+                    f"no sink works in {self.data}: start one (railgun sink), or set its address and secret"
                 ) from error
-        assert self._known is not None
-        return self._known
+        assert self._last_address is not None
+        return self._last_address
 
     def _look(self) -> SinkAddress:
         secret, certificate = self._secret, self._certificate
@@ -84,17 +84,17 @@ class Whereabouts:
         if self.address is not None:
             host, _, port = self.address.rpartition(":")
         else:
-            told = json.loads((self.data / ADDRESS).read_text("utf-8"))
-            host, port = str(told["host"]), str(told["port"])
-            if certificate is None and told.get("certificate"):
-                certificate = Path(told["certificate"]).read_text("ascii")
+            settings = json.loads((self.data / ADDRESS).read_text("utf-8"))
+            host, port = str(settings["host"]), str(settings["port"])
+            if certificate is None and settings.get("certificate"):
+                certificate = Path(settings["certificate"]).read_text("ascii")
         return SinkAddress(host or "127.0.0.1", int(port), secret, certificate)
 
 
-def _secret(told: bytes | str | None) -> bytes | None:
-    if told is None or isinstance(told, bytes):
-        return told
+def _secret(secret: bytes | str | None) -> bytes | None:
+    if secret is None or isinstance(secret, bytes):
+        return secret
     try:
-        return bytes.fromhex(told)
+        return bytes.fromhex(secret)
     except ValueError as error:
         raise ConnectorError(f"the secret of a sink is hexadecimal: {error}") from error

@@ -1,16 +1,16 @@
-"""Files: results as lines of files.
+"""Write results as lines of files.
 
 Rules:
 
 1. Exactly once, the default of a flow that takes snapshots: what a worker writes between two snapshots is one file,
-   `part-<step>-<snapshot>-<worker>-<generation>-<random>.jsonl` (or `.txt`), which appears, whole, once the second of
-   them is safe, and never changes. How that is done, whatever crashes, is told in `staging.py`. Every worker, and the
-   program that starts the flow, must see the same directory.
+   `part-<step>-<snapshot>-<worker>-<generation>-<random>.jsonl` (or `.txt`). The file appears, complete, once the
+   second snapshot is on disk, and never changes. `staging.py` says how, whatever crashes. Every worker, and the program
+   that starts the flow, must see the same directory.
 2. At least once, and in a flow without snapshots: a worker appends to `part-<step>-<worker>-<generation>.jsonl`, and
-   lines are seen about a second later. No two workers share a file, and after the flow went back to a snapshot its
-   workers begin new ones. What the older ones hold from after that snapshot comes again.
-3. Whole lines are written at once, so a reader never sees half of one before another.
-4. An item is one line. What cannot be is refused, and nothing of its batch is written.
+   lines are visible about a second later. No two workers share a file, and after the flow went back to a snapshot its
+   workers begin new files. Lines that the older files have from after that snapshot appear again.
+3. Whole lines are written at once, so a reader never sees half a line before another.
+4. An item is one line. An item that cannot be encoded is refused, and nothing of its batch is written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from railgun.flows.sink import Place, Token, TwoPhaseWriter, Writer
 from railgun.sinks.staging import Mode, StagedFile, StagedSink, Staging, sync_directory
 
 T = TypeVar("T")
-_ENOUGH: Final = 1 << 18  # bytes that are written without waiting for more
+_FLUSH_BYTES: Final = 1 << 18  # collected before they are written
 
 
 class Files(StagedSink):
-    """Lines of JSON (dataclasses as objects), or of `str(item)`, in files of a directory, which is made if need be.
+    """Writes lines of JSON (dataclasses as objects), or of `str(item)`, to files of a directory, which is made if
+    missing.
 
     >>> import tempfile
     >>> directory = Path(tempfile.mkdtemp()) / "out"
@@ -43,7 +44,7 @@ class Files(StagedSink):
     {"name":"ada","n":1}
     ["grace",2.5]
 
-    If the flow takes snapshots, lines appear with them, exactly once; `mode="at-least-once"` shows them at once.
+    If the flow takes snapshots, lines appear with them, exactly once; with `mode="at-least-once"` they appear at once.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Files(StagedSink):
         self.format = format
 
     def open(self, place: Place) -> Writer[Any]:
-        """The files of one worker."""
+        """Return the writer of one worker."""
         ending = ".jsonl" if self.format == "json" else ".txt"
         encode = as_json if self.format == "json" else as_text
         if place.transactional and self.mode == "exactly-once":
@@ -70,23 +71,23 @@ class Files(StagedSink):
 
 
 def encoded(
-    encode: Callable[[Any], T], items: Sequence[Any], step: str, verb: str, where: str
+    encode: Callable[[Any], T], items: Sequence[Any], step: str, verb: str, target: str
 ) -> list[T]:
-    """All items as they are to be written; the error for one that cannot be says which, and where to."""
-    made: list[T] = []
+    """Encode all items; if one cannot be encoded, raise `ConnectorError` with the item and its target."""
+    results: list[T] = []
     try:
-        made.extend(map(encode, items))
+        results.extend(map(encode, items))
     except (TypeError, ValueError, RecursionError) as error:
-        item = items[len(made)]
+        item = items[len(results)]
         raise ConnectorError(
-            f"sink {step!r} cannot {verb} the {type(item).__name__} {shorten(item)} {where}: {error}; .map() it to "
+            f"sink {step!r} cannot {verb} the {type(item).__name__} {shorten(item)} {target}: {error}; .map() it to "
             "something else before the sink"
         ) from error
-    return made
+    return results
 
 
 class _Lines(TwoPhaseWriter[Any]):
-    """Makes lines of items, and bytes of many lines."""
+    """Encodes items as lines, and writes many lines at once."""
 
     def __init__(self, encode: Callable[[Any], str], step: str, path: Path) -> None:
         self.encode = encode
@@ -101,7 +102,7 @@ class _Lines(TwoPhaseWriter[Any]):
         data = "\n".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair: \ud83d
         self.waiting.append(data)
         self.size += len(data)
-        if self.size >= _ENOUGH:
+        if self.size >= _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -111,11 +112,11 @@ class _Lines(TwoPhaseWriter[Any]):
 
     @abstractmethod
     def put(self, data: bytes) -> None:
-        """Write whole lines."""
+        """Write the bytes of whole lines to the file."""
 
 
 class _Appending(_Lines):
-    """Lets others see lines as they come."""
+    """Appends lines to a file that readers see at once."""
 
     def __init__(self, encode: Callable[[Any], str], step: str, path: Path) -> None:
         super().__init__(encode, step, path)
@@ -140,7 +141,7 @@ class _Appending(_Lines):
         return self.cut(snapshot)()
 
     def cut(self, snapshot: int) -> Callable[[], Token | None]:
-        """Nothing is left to commit, but what the snapshot says was written has to outlive the machine's power."""
+        """Leave nothing to commit, but make sure that lines written before the snapshot survive a loss of power."""
         self.flush()
         unsafe, self.unsafe = self.unsafe, False
         return self._sync if unsafe else lambda: None
@@ -164,13 +165,13 @@ class _Appending(_Lines):
 
 
 class _Staging(_Lines):
-    """Keeps lines for the next snapshot, in a file that nobody sees."""
+    """Writes lines for the next snapshot to a file that readers do not see."""
 
     def __init__(self, encode: Callable[[Any], str], staging: Staging) -> None:
         super().__init__(encode, staging.place.step, staging.directory)
         self.staging = staging
         self.staged: StagedFile | None = None
-        self.sealed: StagedFile | None = None  # the last one that was cut
+        self.sealed: StagedFile | None = None  # the last file that was cut
 
     def put(self, data: bytes) -> None:
         if self.staged is None:
@@ -199,7 +200,7 @@ class _Staging(_Lines):
 
 
 def as_text(item: Any) -> str:
-    """An item as a line of text."""
+    """Return an item as a line of text."""
     text = str(item)
     if "\n" in text:
         raise ValueError("it has a newline in it; write it as JSON")
@@ -207,13 +208,13 @@ def as_text(item: Any) -> str:
 
 
 def as_json(item: Any) -> str:
-    """An item as a line of JSON. A dead letter has one whatever its key and record are."""
+    """Return an item as a line of JSON. A dead letter has such a line whatever its key and record are."""
     if isinstance(item, DeadLetter):
-        return _letter(item)
+        return _dead_letter_line(item)
     return _encode(item)
 
 
-def _letter(letter: DeadLetter) -> str:
+def _dead_letter_line(letter: DeadLetter) -> str:
     fields = _fields(letter)
     for name in ("key", "record"):
         try:
@@ -229,7 +230,7 @@ def _fields(item: Any) -> dict[str, Any]:
     raise TypeError(f"a {type(item).__name__} is not JSON")
 
 
-# NaN and the infinities are no JSON, though Python would write them.
+# NaN and the infinities are not valid JSON, though Python would write them.
 _encode: Final = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields
 ).encode

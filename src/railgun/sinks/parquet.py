@@ -1,21 +1,21 @@
-"""Parquet: results as tables, for whoever reads them with Spark, pandas, Arrow or a database.
+"""Write results as tables in Parquet files, to be read with Spark, pandas, Arrow or a database.
 
 Rules:
 
-1. Items are rows: dictionaries, dataclasses, named tuples; or tuples, if a schema gives their columns names. All that
-   is in an item must have a column; a column that an item lacks is null.
+1. Items are rows: dictionaries, dataclasses, named tuples; or tuples, if a schema gives their columns names. Every
+   field of an item must have a column; a column that an item lacks is null.
 2. Without a schema, the first batch of items decides: its columns and their types are those of the whole output, on all
-   workers and from run to run. The first worker to see items writes them down in `.staged/<flow>/<step>/schema`, the
-   others read that. A column that has only None in the first batch has no type, and is refused.
+   workers and from run to run. The first worker that gets items writes them to `.staged/<flow>/<step>/schema`, and the
+   others read that file. A column with only None in the first batch has no type, and is refused.
 3. An item that does not fit (a column that is not in the schema, a value that its type cannot hold as it is) is an
    error that names the step, the item and the column. Nothing is cut, rounded to an integer, or left out.
 4. Exactly once, the default of a flow that takes snapshots: one file for each snapshot and worker,
-   `part-<step>-<snapshot>-<worker>-<generation>-<random>.parquet`, which appears when the snapshot is safe. Every
+   `part-<step>-<snapshot>-<worker>-<generation>-<random>.parquet`, which appears when the snapshot is on disk. Every
    worker, and the program that starts the flow, must see the same directory.
-5. At least once, and in a flow without snapshots: a file appears, whole, `every` so many seconds, or when it has a
-   `size`, or with a snapshot, or when the worker ends: `part-<step>-<worker>-<generation>-<random>.parquet`. What a
-   worker that is killed leaves in `.staged` is of no use any more; without snapshots nobody deletes it.
-6. How files appear, whatever crashes, is told in `staging.py`.
+5. At least once, and in a flow without snapshots: a file `part-<step>-<worker>-<generation>-<random>.parquet` appears,
+   complete, every `every` seconds, or when it has `size` bytes, or with a snapshot, or when the worker ends. Files that
+   a killed worker leaves in `.staged` are of no use any more; without snapshots they are never deleted.
+6. `staging.py` says how files appear, whatever crashes.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from typing import Any, Final
 from railgun.engine.operators.operator import DeadLetter, shorten
 from railgun.flows.errors import ConnectorError
 from railgun.flows.sink import Place, Token, TwoPhaseWriter, Writer
+from railgun.lazy import need_extra
 from railgun.sinks.files import as_json
 from railgun.sinks.staging import Mode, StagedFile, StagedSink, Staging
 
-# pyarrow is imported where it is needed: it takes a while, and most flows do without.
+# pyarrow is imported where it is needed: that takes a while, and most flows do not need it.
 
-_GROUP: Final = (
-    8 << 20
-)  # bytes in memory that become a row group: few enough to be written without a pause
-_SCHEMA: Final = "schema"
+# Bytes in memory that become a row group: few enough to be written without a long pause
+_GROUP_BYTES: Final = 8 << 20
+_SCHEMA_FILE: Final = "schema"
 
 
 class Parquet(StagedSink):
-    """Rows in Parquet files of a directory, which is made if need be.
+    """Writes rows to Parquet files of a directory, which is made if missing.
 
-    `schema`: a `pyarrow.Schema`, or what `pyarrow.schema` makes one of.
+    `schema`: a `pyarrow.Schema`, or an argument for `pyarrow.schema`.
 
     >>> import tempfile, pyarrow, pandas
     >>> directory = Path(tempfile.mkdtemp()) / "out"
@@ -59,7 +59,7 @@ class Parquet(StagedSink):
     [{'name': 'ada', 'n': 1}, {'name': 'grace', 'n': 2}]
 
     If the flow takes snapshots, rows appear with them, exactly once. If not, or with `mode="at-least-once"`, a file
-    appears `every` so many seconds, or when it has come to `size` bytes.
+    appears every `every` seconds, or when it has `size` bytes.
     """
 
     def __init__(
@@ -79,8 +79,9 @@ class Parquet(StagedSink):
         self.size = size
 
     def open(self, place: Place) -> Writer[Any]:
-        """The files of one worker."""
-        import pyarrow.parquet  # noqa: F401  # now, not with the first items
+        """Return the writer of one worker."""
+        need_extra("pyarrow")  # now, not with the first items
+        import pyarrow.parquet  # noqa: F401
 
         staging = Staging(self.directory, place, ".parquet")
         return _Writer(self, staging, place.transactional and self.mode == "exactly-once")
@@ -95,11 +96,11 @@ class _Writer(TwoPhaseWriter[Any]):
         self.exact = exact
         self.rows: Rows | None = None
         self.batches: list[Any] = []
-        self.waiting = 0  # bytes in batches
+        self.waiting = 0  # bytes in `batches`
         self.staged: StagedFile | None = None
-        self.sealed: StagedFile | None = None  # the last one that was cut
+        self.sealed: StagedFile | None = None  # the last file that was cut
         self.parquet: Any = None
-        self.began = 0.0  # when the first row of the present file came
+        self.began = 0.0  # when the first row of the current file came
 
     def write(self, items: Sequence[Any]) -> None:
         if not items:
@@ -111,7 +112,7 @@ class _Writer(TwoPhaseWriter[Any]):
             self.began = self.clock()
         self.batches.append(batch)
         self.waiting += batch.nbytes
-        if self.waiting >= _GROUP:
+        if self.waiting >= _GROUP_BYTES:
             self._write_group()
         if not self.exact and self.staged is not None and self._size() >= self.sink.size:
             self._publish()
@@ -143,7 +144,7 @@ class _Writer(TwoPhaseWriter[Any]):
             if self.sealed is not None:
                 self.sealed.discard_failed()
             if self.staged is not None:
-                # Left open, it would write its end to a file that is closed.
+                # If it were left open, it would write the end of the table to a closed file.
                 with suppress(Exception):
                     self.parquet.close()
                 self.staged.discard()
@@ -159,7 +160,7 @@ class _Writer(TwoPhaseWriter[Any]):
         step, schema = self.staging.place.step, self.sink.schema
         if schema is not None:
             return Rows(step, schema, "the schema that was given")
-        path = self.staging.step / _SCHEMA
+        path = self.staging.step / _SCHEMA_FILE
         with self.staging.writing(path):
             data = _read(path)
             if data is None:
@@ -186,7 +187,7 @@ class _Writer(TwoPhaseWriter[Any]):
         self.batches, self.waiting = [], 0
 
     def _finish(self) -> StagedFile | None:
-        """The file, if there is one, with everything in it."""
+        """Write what is left; return the file, or None if there is none."""
         if self.batches:
             self._write_group()
         if self.staged is not None and self.parquet is not None:
@@ -197,7 +198,7 @@ class _Writer(TwoPhaseWriter[Any]):
 
 
 class Rows:
-    """Makes record batches of items, and refuses those that do not fit the schema."""
+    """Encodes items as record batches, and refuses items that do not fit the schema."""
 
     def __init__(self, step: str, schema: Any, origin: str) -> None:
         self.step = step
@@ -206,7 +207,7 @@ class Rows:
         self.names = frozenset(schema.names)
 
     def encode(self, items: Sequence[Any]) -> Any:
-        """The items as a record batch."""
+        """Return the items as a record batch; raise `ConnectorError` if one does not fit."""
         import pyarrow
 
         rows = as_rows(self.step, items, self.schema.names)
@@ -219,7 +220,7 @@ class Rows:
         return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def column(self, field: Any, values: list[Any], items: Sequence[Any]) -> Any:
-        """The values of a column, one for each of these items."""
+        """Return the values of a column as an array; the error for a bad value names its item."""
         import pyarrow
 
         array, problem = None, "null in a column that is not nullable"
@@ -230,7 +231,7 @@ class Rows:
             fits = False
         if fits:
             return array
-        for value, item in zip(values, items, strict=True):  # who is to blame?
+        for value, item in zip(values, items, strict=True):  # find the item that does not fit
             try:
                 alone = _array([value], field.type)
             except (ValueError, TypeError, ArithmeticError, pyarrow.ArrowException) as error:
@@ -256,7 +257,7 @@ class Rows:
 
 
 def inferred(step: str, items: Sequence[Any]) -> Any:
-    """The schema of these items.
+    """Return the schema of these items.
 
     >>> inferred("out", [{"n": 1, "who": None}, {"n": 2.5, "who": "ada", "tags": ["a"]}])
     n: double
@@ -283,7 +284,7 @@ def inferred(step: str, items: Sequence[Any]) -> Any:
                 f"sink {step!r}: no type holds the values of column {name!r} in {shorten(list(items))}: {error}; "
                 "give Parquet a schema all items fit, or .map() them before"
             ) from error
-        if not _known(kind):
+        if not _is_typed(kind):
             raise ConnectorError(
                 f"sink {step!r}: the type of column {name!r} cannot be told from the first items, which are "
                 f"{shorten(list(items))}: give Parquet a schema"
@@ -297,7 +298,7 @@ def inferred(step: str, items: Sequence[Any]) -> Any:
 def as_rows(
     step: str, items: Sequence[Any], names: Sequence[str] | None
 ) -> Sequence[Mapping[Any, Any]]:
-    """Items as dictionaries."""
+    """Return the items as dictionaries; `names` are the columns of plain tuples."""
     if set(map(type, items)) == {dict}:
         return items
     rows = []
@@ -305,7 +306,7 @@ def as_rows(
         if isinstance(item, Mapping):
             rows.append(item)
         elif isinstance(item, DeadLetter):
-            rows.append(_letter(item))
+            rows.append(_dead_letter_row(item))
         elif dataclasses.is_dataclass(item) and not isinstance(item, type):
             rows.append({f.name: getattr(item, f.name) for f in dataclasses.fields(item)})
         elif isinstance(item, tuple):
@@ -328,8 +329,8 @@ def as_rows(
     return rows
 
 
-def _letter(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter has a row whatever its key and record are: as JSON, or as Python shows them."""
+def _dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
+    """Return a row for a dead letter, whatever its key and record are: as JSON, or as Python shows them."""
     row = {f.name: getattr(letter, f.name) for f in dataclasses.fields(letter)}
     for name in ("key", "record"):
         try:
@@ -343,7 +344,7 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _array(values: list[Any], kind: Any) -> Any:
-    """The values as an Arrow array; raises if they are not what comes out of it again."""
+    """Return the values as an Arrow array; raise an error if the array does not hold exactly these values."""
     import pyarrow
 
     try:
@@ -352,13 +353,13 @@ def _array(values: list[Any], kind: Any) -> Any:
         values = [_plain(value) for value in values]
         array = pyarrow.array(values, kind)
     if _may_change(values, kind):
-        for value, back in zip(values, array.to_pylist(), strict=True):
-            _compare(value, back)
+        for value, stored in zip(values, array.to_pylist(), strict=True):
+            _compare(value, stored)
     return array
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses within a value as dictionaries."""
+    """Return the value with dataclasses as dictionaries."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -369,7 +370,7 @@ def _plain(value: Any) -> Any:
 
 
 def _may_change(values: list[Any], kind: Any) -> bool:
-    """Whether Arrow may have taken less than it was given: half a number, some fields, a date without its time."""
+    """Return whether Arrow may have kept less than it got: half a number, some fields, a date without its time."""
     from pyarrow import types
 
     if types.is_integer(kind):
@@ -377,51 +378,51 @@ def _may_change(values: list[Any], kind: Any) -> bool:
     return bool(types.is_nested(kind) or types.is_temporal(kind))
 
 
-def _compare(value: Any, back: Any) -> None:
-    """Raise if what came back is not all of a value."""
+def _compare(value: Any, stored: Any) -> None:
+    """Raise `ValueError` if the stored value lacks a part of a value."""
     if isinstance(value, Mapping):
-        pairs = back if isinstance(back, Mapping) else dict(back)
+        pairs = stored if isinstance(stored, Mapping) else dict(stored)
         for name, inner in value.items():
             if name not in pairs:
                 raise ValueError(f"it has no field {name!r}")
             _compare(inner, pairs[name])
-    elif isinstance(back, list) and isinstance(value, list | tuple | set | frozenset):
-        for inner, returned in zip(value, back, strict=True):
+    elif isinstance(stored, list) and isinstance(value, list | tuple | set | frozenset):
+        for inner, returned in zip(value, stored, strict=True):
             _compare(inner, returned)
-    elif _comparable(value, back) and value != back:
-        raise ValueError(f"{value!r} would become {back!r}")
+    elif _comparable(value, stored) and value != stored:
+        raise ValueError(f"{value!r} would become {stored!r}")
 
 
-def _comparable(value: Any, back: Any) -> bool:
-    """Whether two values that differ are a loss, and not only another way to write the same."""
+def _comparable(value: Any, stored: Any) -> bool:
+    """Return whether a difference of two values is a loss, and not only another notation of the same value."""
     return isinstance(value, date | dt_time | timedelta) or (
-        isinstance(back, int) and isinstance(value, Number)
+        isinstance(stored, int) and isinstance(value, Number)
     )
 
 
-def _known(kind: Any) -> bool:
-    """Whether a type can be written: nothing in it is of no type."""
+def _is_typed(kind: Any) -> bool:
+    """Return whether a type can be written: no part of it is the type of nulls only."""
     from pyarrow import types
 
     if types.is_nested(kind):
         inner = [kind.field(at).type for at in range(kind.num_fields)]
-        return bool(inner) and all(map(_known, inner))
+        return bool(inner) and all(map(_is_typed, inner))
     return not types.is_null(kind)
 
 
 # ---------------------------------------------------------------- the schema all workers share
 
 
-def _schema(who: str, schema: Any) -> Any:
+def _schema(sink: str, schema: Any) -> Any:
     import pyarrow
 
     try:
-        made = schema if isinstance(schema, pyarrow.Schema) else pyarrow.schema(schema)
+        parsed = schema if isinstance(schema, pyarrow.Schema) else pyarrow.schema(schema)
     except (ValueError, TypeError, pyarrow.ArrowException) as error:
-        raise ConnectorError(f"{who}: {schema!r} is not a schema of pyarrow: {error}") from error
-    if not made.names or len(set(made.names)) < len(made.names):
-        raise ConnectorError(f"{who}: a schema needs columns, each with a name of its own")
-    return made
+        raise ConnectorError(f"{sink}: {schema!r} is not a schema of pyarrow: {error}") from error
+    if not parsed.names or len(set(parsed.names)) < len(parsed.names):
+        raise ConnectorError(f"{sink}: a schema needs columns, each with a name of its own")
+    return parsed
 
 
 def _deserialized(step: str, path: Path, data: bytes) -> Any:
@@ -442,7 +443,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, data: bytes) -> bytes:
-    """Write a file that is not there yet; what it holds, if somebody else was quicker."""
+    """Write a file that does not exist yet; if another worker was faster, return what it wrote."""
     draft = path.with_name(f"{path.name}-{os.getpid()}-{time.monotonic_ns()}")
     try:
         with open(draft, "xb") as file:
@@ -453,7 +454,7 @@ def _write(path: Path, data: bytes) -> bytes:
             os.link(draft, path)
         except FileExistsError:
             return path.read_bytes()
-        except OSError:  # not all file systems have links; then the last one wins
+        except OSError:  # some file systems have no links; then the last worker wins
             os.rename(draft, path)
     finally:
         with suppress(FileNotFoundError):

@@ -1,24 +1,25 @@
-"""Staging: files that nobody sees before they are whole, and that appear once, whatever crashes in between.
+"""Stage files that no reader sees before they are complete, and that appear once, whatever crashes in between.
 
 Rules:
 
 1. A file is written under `<directory>/.staged/<flow>/<step>/<generation>-<store>/`, with an ending of its own, where
-   the store is the directory of the flow's snapshots. Readers pass over names that begin with a dot (Spark, pandas,
-   Arrow, shells), and patterns like `**/*.jsonl` do not fit it.
-2. To *seal* it: fsync of the file, then of its directory. From then on it may be committed, and no writer touches it.
-3. To *commit* it: rename it into `<directory>`, then fsync of both directories. A rename happens wholly or not at
-   all, so there is one step in which the file appears. The directories are synced also by one who finds the file
-   renamed: whoever did it may have died before that.
-4. A commit that finds nothing staged but the final file there has been done before, and does nothing. If neither is
-   there, output is lost, and the error says which.
-5. Names end with a random part. So two writers never meet in a name, be it two stages with one sink, a worker that
-   came back, another flow in the same directory, or one that began anew and counts its snapshots from 1 again. The
-   token says the name, so a commit that is repeated means the same file.
-6. What generations before the present one have staged is thrown away when the present one begins, after its tokens
-   were committed. A process of an older generation that still runs then finds its file gone, or writes one that nobody
-   will ever commit. What another job of the same flow has staged is left alone: its snapshots are elsewhere.
-7. A file of which a write or an fsync has failed is never sealed: after a failed fsync the kernel may have dropped
-   what it could not write, and a second fsync would not tell.
+   the store is the identity of the directory of the flow's snapshots. Readers skip names that begin with a dot (Spark,
+   pandas, Arrow, shells), and patterns like `**/*.jsonl` do not match it.
+2. To *seal* a file: fsync of the file, then of its directory. From then on it may be committed, and no writer touches
+   it.
+3. To *commit* a file: rename it into `<directory>`, then fsync of both directories. A rename happens wholly or not at
+   all, so the file appears in one step. A commit that finds the file renamed syncs the directories too: the process
+   that renamed it may have died before it did so.
+4. A commit that finds nothing staged but the final file was done before, and does nothing. If neither exists, output is
+   lost, and the error names the file.
+5. Names end with a random part. So two writers never have the same name, be it two stages with one sink, a worker that
+   came back, another flow in the same directory, or a flow that began anew and counts its snapshots from 1 again. The
+   token has the name, so a repeated commit means the same file.
+6. When a generation begins, its tokens are committed; then what earlier generations have staged is deleted. A process
+   of an earlier generation that still runs then finds its file gone, or writes a file that is never committed. What
+   another job of the same flow has staged is left alone: its snapshots are in another directory.
+7. A file of which a write or an fsync has failed is never sealed: after a failed fsync the kernel may have dropped what
+   it could not write, and a second fsync would not report that.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _GENERATION: Final = re.compile(r"([0-9]+)(?:-(.*))?")
 
 
 class StagedSink(TwoPhaseSink[Any]):
-    """A sink whose output is files in a directory; what is left to say is how they are written."""
+    """A sink whose output is files in a directory; subclasses say how the files are written."""
 
     def __init__(self, directory: str | os.PathLike[str], mode: str) -> None:
         if mode not in MODES:
@@ -57,22 +58,22 @@ class StagedSink(TwoPhaseSink[Any]):
         self.mode = mode
 
     def commit(self, token: Token) -> None:
-        """Let the file appear."""
+        """Let the file of a token appear."""
         commit(self.directory, token)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Let these files appear, and throw away what else older generations have staged, of a flow without a store."""
+        """Do `recover_at` for a flow without a snapshot directory."""
         self.recover_at(Place(flow, step, 0, generation, transactional=True), tokens)
 
     def recover_at(self, place: Place, tokens: Sequence[Token]) -> None:
-        """Let these files appear, and throw away what else older generations have staged."""
+        """Commit these files, and delete what else older generations of this job have staged."""
         for token in tokens:
             commit(self.directory, token)
         discard(self.directory, place)
 
 
 class Staging:
-    """Where the writer of one step, worker and generation stages its files."""
+    """The directory in which the writer of one step, worker and generation stages its files."""
 
     def __init__(self, directory: Path, place: Place, ending: str) -> None:
         self.directory = directory
@@ -85,20 +86,20 @@ class Staging:
             _check(directory, self.staged)
 
     def create(self) -> StagedFile:
-        """A new file."""
+        """Create a file with a name of its own."""
         return StagedFile(self)
 
     def open(self, name: str) -> int:
-        """A new file, by its name."""
+        """Create a file with this name; return its descriptor."""
         path = self.staged / name
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileNotFoundError:  # somebody has cleared up
+        except FileNotFoundError:  # another process has deleted the directory
             self._make()
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def _make(self) -> None:
-        """Make the directories, each known to the one above for good, whoever made it."""
+        """Make the directories, and sync each directory's parent, whichever process made it."""
         missing = [self.directory]
         while not missing[-1].parent.is_dir():
             missing.append(missing[-1].parent)
@@ -112,7 +113,7 @@ class Staging:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """What the system refuses becomes an error that names step, file and reason."""
+        """Raise errors of the operating system as `ConnectorError` with step, file and reason."""
         try:
             yield
         except OSError as error:
@@ -121,7 +122,7 @@ class Staging:
 
 
 class StagedFile:
-    """A file under way."""
+    """A staged file that is being written."""
 
     def __init__(self, staging: Staging) -> None:
         self.staging = staging
@@ -133,15 +134,15 @@ class StagedFile:
             self.file: BinaryIO = os.fdopen(staging.open(name), "wb")
 
     def check(self) -> None:
-        """What could not be written is never passed over."""
+        """Raise `ConnectorError` if an earlier write has failed."""
         if self.failed:
             raise ConnectorError(
-                f"sink {self.staging.place.step!r}: {self.path} could not be written before, and is not whole"
+                f"sink {self.staging.place.step!r}: {self.path} could not be written before, and is not complete"
             )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Whatever goes wrong while the file is written, it is not to be written or sealed after that."""
+        """Mark the file as failed if the block raises: then it is never written to or sealed again."""
         self.check()
         done = False
         try:
@@ -152,17 +153,17 @@ class StagedFile:
             self.failed = self.failed or not done
 
     def write(self, data: bytes) -> None:
-        """Add bytes."""
+        """Append bytes to the file."""
         with self.writing():
             self.file.write(data)
 
     def flush(self) -> None:
-        """Hand what is buffered to the system."""
+        """Hand buffered bytes to the operating system."""
         with self.writing():
             self.file.flush()
 
     def seal(self, snapshot: int | None) -> Token:
-        """The file is whole, and safe; its token. It belongs to a snapshot, or to none."""
+        """Sync the complete file to disk, and return its token; `snapshot` is None if it belongs to no snapshot."""
         place = self.staging.place
         with self.writing():
             self.file.flush()
@@ -182,19 +183,19 @@ class StagedFile:
         }
 
     def publish(self) -> None:
-        """Seal it, and let it appear at once: it belongs to no snapshot."""
+        """Seal the file and let it appear at once: it belongs to no snapshot."""
         with self.writing():
             commit(self.staging.directory, self.seal(None))
 
     def discard_failed(self) -> None:
-        """Throw the file away if it is not whole and never will be."""
+        """Delete the file if a write has failed."""
         if self.failed:
             self.discard()
 
     def discard(self) -> None:
-        """Throw the file away."""
+        """Close and delete the file; errors are ignored."""
         with suppress(OSError):
-            self.file.close()  # may try to write what is buffered
+            self.file.close()  # this may try to write what is buffered
         with suppress(OSError):
             os.unlink(self.path)
 
@@ -202,7 +203,7 @@ class StagedFile:
 def commit(directory: Path, token: Token) -> None:
     """Let a sealed file appear under its final name, unless it has already.
 
-    It is looked for where it was written, and in the directory the sink has now, if that is another: a flow may go on
+    Look for it where it was written, and also in the sink's present directory, if that is another: a flow may go on
     with another directory, and a directory may have been moved.
     """
     step, written, staged, name, size = _parts(token)
@@ -215,7 +216,7 @@ def commit(directory: Path, token: Token) -> None:
         except OSError as error:
             raise ConnectorError(
                 f"sink {step!r} cannot rename {source} to {target}: {error.strerror or error}; "
-                "mend that, and start the flow again"
+                "correct that, and start the flow again"
             ) from error
         missing.append(f"{source} nor {target}")
     raise LostOutputError(
@@ -226,19 +227,20 @@ def commit(directory: Path, token: Token) -> None:
 
 
 def _rename(source: Path, target: Path, size: int) -> bool:
-    """Whether the file is at its target now, for good."""
+    """Rename a file and sync both directories; return False if neither the source nor the target exists."""
     try:
-        found = os.stat(source).st_size
-        if found != size:
+        size_on_disk = os.stat(source).st_size
+        if size_on_disk != size:
             raise LostOutputError(
-                f"output of a whole snapshot is damaged: {source} has {found} bytes, and had {size} when it was written"
+                f"output of a whole snapshot is damaged: {source} has {size_on_disk} bytes, and had {size} when it was "
+                "written"
             )
         os.rename(source, target)
     except (FileNotFoundError, NotADirectoryError):
         if not target.exists():
             return False
     sync_directory(target.parent)
-    with suppress(FileNotFoundError):  # thrown away as a whole
+    with suppress(FileNotFoundError):  # the directory was deleted
         sync_directory(source.parent)
     return True
 
@@ -253,44 +255,42 @@ def generation_name(place: Place) -> str:
 
 
 def discard(directory: Path, place: Place) -> None:
-    """Throw away what generations before this one have staged, of this job."""
-    step, above = place.step, step_directory(directory, place.flow, place.step)
+    """Delete what earlier generations of this job have staged."""
+    step, step_path = place.step, step_directory(directory, place.flow, place.step)
     store = _quoted(place.store) if place.store else None
     try:
         old = [
-            above / name
-            for name in sorted(_names(above))
-            if (found := _GENERATION.fullmatch(name))
-            and int(found[1]) < place.generation
-            and found[2] == store
+            step_path / name
+            for name in sorted(_names(step_path))
+            if (match := _GENERATION.fullmatch(name))
+            and int(match[1]) < place.generation
+            and match[2] == store
         ]
-        for one in old:
-            for name in _names(one):
+        for generation_directory in old:
+            for name in _names(generation_directory):
                 with suppress(FileNotFoundError):
-                    os.unlink(one / name)
+                    os.unlink(generation_directory / name)
             try:
-                os.rmdir(one)
+                os.rmdir(generation_directory)
             except FileNotFoundError:
                 pass
             except OSError as error:
-                if error.errno not in (
-                    errno.ENOTEMPTY,
-                    errno.EEXIST,
-                ):  # its owner is not quite dead
+                # A process of an older generation may still run, and write a new file there.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
     except OSError as error:
         raise ConnectorError(
-            f"sink {step!r} cannot clear up {above}: {error.strerror or error}"
+            f"sink {step!r} cannot clear up {step_path}: {error.strerror or error}"
         ) from error
 
 
 def step_directory(directory: Path, flow: str, step: str) -> Path:
-    """Where everything about a step that nobody sees is kept."""
+    """Return the directory for all that a step keeps out of readers' sight."""
     return directory / STAGED / _quoted(flow) / _quoted(step)
 
 
 def _quoted(name: str) -> str:
-    """A name as the name of a directory: different ones stay different."""
+    """Return a name as the name of a directory; different names stay different."""
     return quote(name, safe=" +=@,").replace(".", "%2E") or "%"
 
 
@@ -318,7 +318,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _check(directory: Path, staged: Path) -> None:
-    """Whether files can be made in one directory and renamed into the other, as far as can be told."""
+    """Raise an error if files cannot be made in one directory and renamed into the other, as far as is visible."""
     for path in (staged, directory):
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -329,15 +329,13 @@ def _check(directory: Path, staged: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make safe which names a directory has."""
+    """Sync the names in a directory to disk."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # not all file systems know such a thing
+        # Some file systems do not support this.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(handle)

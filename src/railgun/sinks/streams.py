@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, Ty
 from railgun.client.address import DATA
 from railgun.client.errors import StreamsError
 from railgun.client.payloads import to_msgpack
-from railgun.client.retrying import UNDER_WAY, Patient, Staged, producer_name
+from railgun.client.retrying_client import UNDER_WAY, RetryingClient, StagedPieces, producer_name
 from railgun.client.shared import SHARED_CLIENTS, NodeAddress
+from railgun.engine.snapshots.option_names import drop_either_way
 from railgun.flows.errors import ConnectorError, LostOutputError
 from railgun.flows.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.sinks.files import as_json, encoded
@@ -60,7 +61,7 @@ _ENCODE: Final[dict[str, Callable[[Any], bytes]]] = {
 }
 
 
-class _Patient(Patient):
+class _Patient(RetryingClient):
     """The calls of a source or sink to its node, also those that commit what snapshots hold."""
 
     def check_identity(self, tokens: Sequence[Token]) -> None:
@@ -75,30 +76,35 @@ class _Patient(Patient):
             if identity and target not in now:
                 now[target] = self.admin("describe", name=target).get("identity", "")
             if identity and now[target] and now[target] != identity:
-                raise self._lost(target)
+                raise self._lost(token, _replaced(target))
 
-    def _lost(self, target: str) -> LostOutputError:
+    def _lost(self, token: Token, why: str) -> LostOutputError:
+        """Return the error of a token that cannot be committed any more, with what to do."""
+        step = token.get("step", "STEP")  # older versions did not note it
         return LostOutputError(
-            f"{self.who}: output of a whole snapshot is lost: stream {target!r} was deleted and made anew "
-            "since it was staged. Begin with a later snapshot, or drop the output of this sink"
+            f"{self.who}: output of a whole snapshot is lost: {why}. Begin with a later snapshot, or drop the output "
+            f"of this sink: {drop_either_way(step)}"
         )
 
     def commit_staged(self, tokens: Sequence[Token]) -> None:
         """Commit tokens, those of one producer all at once, and in the order of rescales, however long it takes."""
-        producers: dict[tuple[str, str, int, str], list[list[int]]] = {}
+        producers: dict[tuple[str, str, int, str], list[Token]] = {}
         for token in tokens:
             producer = token["target"], token["producer"], token["epoch"], token["identity"]
-            producers.setdefault(producer, []).extend(token["parts"])
-        for (stream, name, epoch, identity), parts in producers.items():
+            producers.setdefault(producer, []).append(token)
+        for (stream, name, epoch, identity), mine in producers.items():
+            parts = [part for token in mine for part in token["parts"]]
             told = {"name": stream, "producer": name, "epoch": epoch, "identity": identity}
             told["counts"] = {str(sequence): count for _, sequence, count in parts}
             told["order"] = [sequence for _, sequence, _ in sorted(parts)]
             try:
                 self.admin("commit_sequences", **told)
             except StreamsError as error:
-                if error.code != REPLACED:
-                    raise
-                raise self._lost(stream) from error
+                if error.code == REPLACED:
+                    raise self._lost(mine[0], _replaced(stream)) from error
+                if error.code in ("LOST_OUTPUT", "NO_PRODUCER"):
+                    raise self._lost(mine[0], str(error)) from error
+                raise
 
     def commit_again(self, tokens: Sequence[Token]) -> None:
         """Commit what other producers have staged, also if a later epoch of one has begun since.
@@ -123,6 +129,10 @@ class _Patient(Patient):
                     for token in tokens
                 ]
             )
+
+
+def _replaced(stream: str) -> str:
+    return f"stream {stream!r} was deleted and made anew since it was staged"
 
 
 class StreamSink(TwoPhaseSink[Any]):
@@ -319,7 +329,7 @@ class _Encoding(TwoPhaseWriter[Any]):
                     at, size = n, 0
         self._waiting, self._size = [], 0
 
-    def pieces(self) -> _Pieces | Staged:
+    def pieces(self) -> _Pieces | StagedPieces:
         """Where to."""
         raise NotImplementedError
 
@@ -372,14 +382,14 @@ class _Staging(_Encoding):
         with self.named():
             self._producer = self.node.begin(sink.name, self._name, place.generation)
         self._rescale = 0  # the last one that brought keys
-        self._staged: Staged | None = None
+        self._staged: StagedPieces | None = None
         self._before: list[
-            tuple[int, Staged]
+            tuple[int, StagedPieces]
         ] = []  # what was staged before rescales of this snapshot
 
-    def pieces(self) -> Staged:
+    def pieces(self) -> StagedPieces:
         if self._staged is None:
-            self._staged = Staged(self.node, self.node.open_stage(self._producer))
+            self._staged = StagedPieces(self.node, self.node.open_stage(self._producer))
         return self._staged
 
     def flush(self) -> None:
@@ -405,6 +415,7 @@ class _Staging(_Encoding):
             "identity": self._producer.identity,
             "producer": self._name,
             "epoch": self.place.generation,
+            "step": self.place.step,
             "parts": [[rescale, part.stage.sequence, part.count] for rescale, part in parts],
         }
 

@@ -1,7 +1,7 @@
-"""Connectors: programs outside push streams of messages into a flow, exactly once.
+"""Let programs outside push streams of messages into a flow, exactly once.
 
-Each worker listens. A program (`railgun.ingest`) connects to any of them, says which streams it wants to send, sends
-their messages with ids that go up, and hears what is in a committed snapshot. Rules and reasons:
+Each worker listens. A program (`railgun.ingest`) connects to any of them, names the streams it wants to send, sends
+their messages with ascending IDs, and is told which of them a committed snapshot has. Rules and reasons:
 docs/design/connectors.md.
 """
 
@@ -18,16 +18,16 @@ from railgun.flows.source import Pushed
 from railgun.transport import ingest_batch as outside
 
 Decode = Literal["json", "text", "bytes", "msgpack", "message"] | Callable[[bytes], Any]
-LEAST_SECRET: Final = 16  # bytes
+MIN_SECRET_BYTES: Final = 16
 
 
 class ConnectorMessage(NamedTuple):
-    """A message with all there is to it (`decode="message"`)."""
+    """A message with its metadata (`decode="message"`)."""
 
     stream: str
     id: int
     time: int | None
-    """What the connector says (µs)."""
+    """The event time that the connector has sent (µs)."""
     key: str | None
     payload: bytes
 
@@ -38,17 +38,17 @@ _DECODE: Final[dict[str, Callable[[bytes], Any]]] = {
 
 
 class Connectors(Pushed[Any]):
-    """What programs outside push. `name` is by what they find it, if a flow has several.
+    """A source of messages that programs outside push; they find it by `name`, if a flow has several.
 
     >>> Connectors("orders", decode="xml")
     Traceback (most recent call last):
     railgun.flows.errors.ConnectorError: Connectors('orders'): decode is 'json', 'text', 'bytes', 'msgpack', ...
 
-    `decode`: what becomes of a payload, in one word or as a function of the bytes. A message that cannot be decoded is
-    refused, and its stream stands still until it is sent right; with `on_error="dead_letter"` it becomes one, and
-    the stream goes on. `event_time`: records have the times of their messages. `port`: where worker 0 listens, worker
-    1 at the next one; without, anywhere, and programs ask the job. `secret` (hexadecimal digits or bytes) is for those
-    who cannot ask it; without, there is a new one each time.
+    `decode`: how to decode a payload, in one word or as a function of the bytes. A message that cannot be decoded is
+    refused, and its stream waits until a correct one is sent; with `on_error="dead_letter"` the message becomes a dead
+    letter, and the stream goes on. `event_time`: records have the times of their messages. `port`: where worker 0
+    listens, worker 1 at the next port, and so on; by default workers choose ports, and programs ask the job for them.
+    `secret` (hexadecimal digits or bytes): for programs that cannot ask the job; by default a new secret each time.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class Connectors(Pushed[Any]):
     ) -> None:
         self.name = name
         if not isinstance(name, str) or not name:
-            raise ConnectorError(f"Connectors are found by a name, which {name!r} is not")
+            raise ConnectorError(
+                f"Connectors needs a name, by which programs find it, not {name!r}"
+            )
         if not callable(decode) and decode not in (*_DECODE, "message"):
             raise ConnectorError(
                 f"{self}: decode is 'json', 'text', 'bytes', 'msgpack', 'message' or a function, not {decode!r}"
@@ -80,7 +82,7 @@ class Connectors(Pushed[Any]):
         return f"Connectors({self.name!r})"
 
     def items(self, stream: str, batch: outside.Pushed, into: list[Any]) -> None:
-        """Decode payloads."""
+        """Decode the payloads of a batch, and append the items to `into`."""
         if self.decode == "message":
             times = [None] * len(batch.payloads) if batch.times is None else batch.times.tolist()
             keys = batch.keys or [None] * len(batch.payloads)
@@ -92,25 +94,26 @@ class Connectors(Pushed[Any]):
             into.extend(batch.payloads)
         else:
             decode = self.decode if callable(self.decode) else _DECODE[self.decode]
-            for payload in batch.payloads:  # to `map`, a StopIteration of `decode` would be the end
+            # Not `map`, which a StopIteration raised by `decode` would end
+            for payload in batch.payloads:
                 into.append(decode(payload))
 
     def as_of_now(self) -> NoReturn:
-        """There is nothing to be read again."""
+        """Raise `ConnectorError`: pushed messages cannot be read again."""
         raise ConnectorError(
             f"{self} is pushed to, and cannot be read as a whole: give its records as an input"
         )
 
 
-def _secret(source: Connectors, told: bytes | str | None) -> bytes:
-    if told is None:
+def _secret(source: Connectors, secret: bytes | str | None) -> bytes:
+    if secret is None:
         return secrets.token_bytes(32)
     try:
-        known = bytes.fromhex(told) if isinstance(told, str) else bytes(told)
+        key = bytes.fromhex(secret) if isinstance(secret, str) else bytes(secret)
     except (ValueError, TypeError) as error:
         raise ConnectorError(
             f"{source}: a secret is bytes, or hexadecimal digits: {error}"
         ) from error
-    if len(known) < LEAST_SECRET:
-        raise ConnectorError(f"{source}: a secret has at least {LEAST_SECRET} bytes")
-    return known
+    if len(key) < MIN_SECRET_BYTES:
+        raise ConnectorError(f"{source}: a secret has at least {MIN_SECRET_BYTES} bytes")
+    return key

@@ -1,14 +1,15 @@
-"""Directory: the lines of the files in a directory, also of files that come later and files that still grow.
+"""Read the lines of the files in a directory, also of files that appear later and files that still grow.
 
 Rules:
 
 1. A part is a file, by its name relative to the directory; every worker must see the same directory.
 2. The position is a byte offset at which a line begins. Nothing else is kept between reads, neither an open file nor
-   a buffer: a worker may have ten thousand files, and a part moves at the cost of a number.
+   a buffer: a worker may have ten thousand files, and to move a part is to send a number.
 3. A line ends with a newline, or with a carriage return and a newline. Without `watch`, the end of the file ends the
    last line too. With `watch`, a line without a newline is not complete yet, and is not delivered.
-4. Files only grow. One that shrinks or vanishes while it is read is an error, for what was read of it no longer holds.
-5. Files whose names begin with a dot are left alone: that is how a file is written before it is renamed.
+4. Files only grow. A file that shrinks or vanishes while it is read is an error, because what was read of it is not
+   valid any more.
+5. Files whose names begin with a dot are ignored: programs write a file under such a name before they rename it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from railgun.flows.source import Reader, Source
 
 T = TypeVar("T")
 
-LEAST: Final = 1 << 16  # bytes read at once
-FIRST: Final = 1 << 18
-LARGEST: Final = 1 << 23
+MIN_READ_BYTES: Final = 1 << 16  # read at once
+FIRST_READ_BYTES: Final = 1 << 18
+MAX_READ_BYTES: Final = 1 << 23
 
 _JSON: Final = json.JSONDecoder()
 
 
 class Directory(Source[T], Generic[T]):
-    """The lines of all files in a directory that match a pattern (`**/*.log`: at any depth).
+    """A source of the lines of all files in a directory that match a pattern (`**/*.log`: at any depth).
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
@@ -97,28 +98,29 @@ class Directory(Source[T], Generic[T]):
         self.watch = watch
         self.bounded = not watch
         self.encoding = encoding
-        self.sizes: dict[str, int] | None = None  # if it is bounded by what was there at some time
+        # Of the files to read, if they are fixed (`as_of_now`)
+        self.sizes: dict[str, int] | None = None
 
     def as_of_now(self) -> Directory[T]:
-        """The files there are, as large as they are. A line that is not complete yet is left, if files are watched."""
+        """Return a source of the present files up to their sizes; with `watch`, incomplete lines are left."""
         now = copy.copy(self)
         now.sizes = {name: os.stat(self.path / name).st_size for name in self.partitions()}
         return now
 
     def partitions(self) -> Sequence[str]:
-        """The names of the files that are there now."""
+        """Return the names of the files that exist now."""
         if self.sizes is not None:
             return list(self.sizes)
         if not self.path.is_dir():
             raise ConnectorError(
                 f"there is no directory {self.path}; every worker must see it under this name"
             )
-        found = (name for name in self.path.glob(self.pattern) if name.is_file())
-        names = (name.relative_to(self.path) for name in found)
+        files = (file for file in self.path.glob(self.pattern) if file.is_file())
+        names = (file.relative_to(self.path) for file in files)
         return sorted(
-            name.as_posix()
-            for name in names
-            if not any(part.startswith(".") for part in name.parts)
+            file.as_posix()
+            for file in names
+            if not any(part.startswith(".") for part in file.parts)
         )
 
     def open(self, partition: Any, position: Any) -> Reader[T]:
@@ -132,19 +134,19 @@ class _Reader(Reader[T]):
         self.path = directory.path / name
         self.size = None if directory.sizes is None else directory.sizes[name]
         self.position: int = position
-        self.block = FIRST  # what to read at once, about as much as the lines that are asked for
-        self.more = False  # whether the last read found lines
-        self.seen = -1  # how large the file was when it had no whole line for us
+        self.read_bytes = FIRST_READ_BYTES  # about as much as the lines that the flow asks for
+        self.found_lines = False  # whether the last read found lines
+        self.checked_size = -1  # the file's size when it had no complete line to read
 
     def read(self, most: int, now: int) -> Sequence[T] | None:
         while True:
             items = self._read(most)
-            # Empty lines of JSON are no items, but no reason to wait either: more may follow.
-            if items != [] or not self.more:
+            # Empty lines of JSON are no items, but no reason to wait either: more lines may follow.
+            if items != [] or not self.found_lines:
                 return items
 
     def _read(self, most: int) -> Sequence[T] | None:
-        self.more = False
+        self.found_lines = False
         try:
             size = os.stat(self.path).st_size
             if size < self.position:
@@ -152,7 +154,11 @@ class _Reader(Reader[T]):
                     self.position,
                     f"the file has shrunk to {size} bytes; files that are read may only grow",
                 )
-            if self.directory.watch and self.size is None and size in (self.position, self.seen):
+            if (
+                self.directory.watch
+                and self.size is None
+                and size in (self.position, self.checked_size)
+            ):
                 return []
             data = self._lines(most)
         except FileNotFoundError as error:
@@ -164,38 +170,40 @@ class _Reader(Reader[T]):
                 self.position, f"the file cannot be read: {error.strerror}"
             ) from error
         if not data:
-            self.seen = size
+            self.checked_size = size
             return [] if self.directory.watch and self.size is None else None
         lines = self._decoded(data)
         items: Sequence[Any] = (
             self._parsed(data, lines) if self.directory.format == "json" else lines
         )
         self.position += len(data)
-        self.more = True
-        self.block = min(max(LEAST, len(data) // (len(lines) or 1) * most), LARGEST)
+        self.found_lines = True
+        self.read_bytes = min(
+            max(MIN_READ_BYTES, len(data) // (len(lines) or 1) * most), MAX_READ_BYTES
+        )
         return items
 
-    def _lines(self, most: int) -> bytes:
-        """The bytes of up to so many whole lines."""
+    def _lines(self, max_lines: int) -> bytes:
+        """Return the bytes of whole lines, up to `max_lines` of them."""
         with open(self.path, "rb", buffering=0) as file:
             file.seek(self.position)
             data = b""
             while True:
-                wanted = max(self.block, len(data))  # of a long line twice as much each time
-                most_bytes = wanted
+                wanted_bytes = max(self.read_bytes, len(data))  # doubled each time for a long line
+                most_bytes = wanted_bytes
                 if self.size is not None:
-                    most_bytes = min(wanted, self.size - self.position - len(data))
+                    most_bytes = min(wanted_bytes, self.size - self.position - len(data))
                 piece = _read(file, most_bytes)
                 data += piece
                 end = data.rfind(b"\n") + 1
-                if len(piece) < wanted:
+                if len(piece) < wanted_bytes:
                     if not self.directory.watch:
                         end = len(data)
                     break
                 if end:
                     break
-        if data.count(b"\n", 0, end) + (data[end - 1 : end] != b"\n") > most:
-            rest = data[:end].split(b"\n", most)[most]
+        if data.count(b"\n", 0, end) + (data[end - 1 : end] != b"\n") > max_lines:
+            rest = data[:end].split(b"\n", max_lines)[max_lines]
             end -= len(rest)
         return data[:end]
 
@@ -209,7 +217,7 @@ class _Reader(Reader[T]):
                 f"{bad!r} is not {self.directory.encoding}: {error.reason}",
             ) from error
         if self.position == 0:
-            text = text.removeprefix("\ufeff")  # a byte order mark is no part of the first line
+            text = text.removeprefix("\ufeff")  # a byte order mark is not part of the first line
         if "\r\n" in text:
             text = text.replace("\r\n", "\n")
         lines = text.split("\n")
@@ -232,12 +240,12 @@ class _Reader(Reader[T]):
             ) from error
         return items
 
-    def _error(self, offset: int, what: str) -> ConnectorError:
-        return ConnectorError(f"{self.path}, byte {offset}: {what}")
+    def _error(self, offset: int, problem: str) -> ConnectorError:
+        return ConnectorError(f"{self.path}, byte {offset}: {problem}")
 
 
 def _read(file: Any, wanted: int) -> bytes:
-    """So many bytes, or fewer if the file ends."""
+    """Read `wanted` bytes, or fewer if the file ends."""
     pieces = []
     while wanted:
         piece = file.read(wanted)

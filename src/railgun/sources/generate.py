@@ -1,12 +1,12 @@
-"""Generate: made-up items, for load and for examples.
+"""Generate items, for load tests and for examples.
 
 Rules:
 
-1. An item depends on its index and the seed only: not on the partition, the worker, or what was made before it. So a
-   part goes on elsewhere without a trace, and the same seed gives the same items for any number of partitions.
+1. An item depends only on its index and the seed: not on the partition, the worker, or earlier items. So a part can go
+   on elsewhere without a trace, and the same seed gives the same items for any number of partitions.
 2. Part `p` of `n` makes the items p, p + n, p + 2n, …
-3. With a rate, item `i` is due at start + i / rate, whatever happened to those before it: who was held up catches up
-   (an open loop, as the world outside is one). The start is part of the position, so it moves with the part.
+3. With a rate, item `i` is due at start + i / rate, whatever happened to those before it: a source that was held up
+   catches up (an open loop, as real traffic is). The start is part of the position, so it moves with the part.
 4. Without a rate, items are made as fast as they are taken.
 """
 
@@ -30,9 +30,9 @@ _STEP: Final = 0x9E3779B97F4A7C15
 
 
 class Generate(Source[T]):
-    """The items `function(index, random)` for index 0, 1, 2, …; `random` is made for that item alone.
+    """A source of the items `function(index, random)` for index 0, 1, 2, …; `random` is seeded for each item.
 
-    `rate`: items a second, over all partitions. `count`: how many there are, or else they never end.
+    `rate`: items a second, over all partitions. `count`: the number of items; without it, they never end.
 
     >>> dice = Generate(lambda index, random: (index, random.randint(1, 6)), count=5, seed=1)
     >>> dice.open(0, None).read(10, now=0)
@@ -68,16 +68,16 @@ class Generate(Source[T]):
         self.seed = seed
 
     def partitions(self) -> Sequence[int]:
-        """Numbers of parts."""
+        """Return the numbers of the parts."""
         return range(self.parts)
 
     def layout(self) -> dict[str, int]:
-        """Return how items are dealt out to parts, which seed makes them, and how many: an ended part stays ended."""
+        """Return how items are divided over parts, the seed, and the count: an ended part stays ended."""
         endless = {"partitions": int(self.parts), "seed": int(self.seed)}
         return endless if self.count is None else {**endless, "count": int(self.count)}
 
     def as_of_now(self) -> Source[T]:
-        """All there will be, whenever that would have been; if it has no end, this has none either."""
+        """Return a source of the same items that ends at once, without the rate; raise an error if they never end."""
         if self.count is None:
             return super().as_of_now()
         now = copy.copy(self)
@@ -85,33 +85,33 @@ class Generate(Source[T]):
         return now
 
     def open(self, partition: Any, position: Any) -> Reader[T]:
-        """Make the items of one part."""
+        """Read the items of one part."""
         index, start = (partition, None) if position is None else position
         return _Reader(self, index, start)
 
 
 class _Reader(Reader[T]):
-    def __init__(self, made: Generate[T], index: int, start: int | None) -> None:
-        self.made = made
-        self.random = Draws(made.seed)
+    def __init__(self, source: Generate[T], index: int, start: int | None) -> None:
+        self.source = source
+        self.random = Draws(source.seed)
         self.position: tuple[int, int | None] = index, start
-        """The next item's index, and when item 0 was due (µs)."""
+        """The next item's index, and the time at which item 0 was due (µs)."""
 
     def read(self, most: int, now: int) -> Sequence[T] | None:
-        made = self.made
+        source = self.source
         at, start = self.position
-        if made.count is not None and at >= made.count:
+        if source.count is not None and at >= source.count:
             return None
         if start is None:
             start = now
-        end = at + most * made.parts
-        if made.count is not None:
-            end = min(end, made.count)
-        if made.rate is not None:
-            end = min(end, int((now - start) * made.rate // _SECOND) + 1)
-        indices = range(at, end, made.parts)
+        end = at + most * source.parts
+        if source.count is not None:
+            end = min(end, source.count)
+        if source.rate is not None:
+            end = min(end, int((now - start) * source.rate // _SECOND) + 1)
+        indices = range(at, end, source.parts)
         items: list[T] = []
-        function, draw, append = made.function, self.random, items.append
+        function, draw, append = source.function, self.random, items.append
         try:
             for index in indices:
                 draw.begin(index)
@@ -119,12 +119,12 @@ class _Reader(Reader[T]):
         except Exception as error:
             error.add_note(f"{name_of(function)} was to make item {indices[len(items)]}")
             raise
-        self.position = at + len(items) * made.parts, start
+        self.position = at + len(items) * source.parts, start
         return items
 
 
 class Draws(Random):
-    """Randomness that begins anew for every item, at the cost of one multiplication (the generator is SplitMix64).
+    """A random generator that is seeded anew for every item, at the cost of one multiplication (SplitMix64).
 
     >>> draws = Draws(seed=7)
     >>> draws.begin(3); first = draws.random(), draws.choice("abc"), draws.gauss(0, 1)
@@ -138,35 +138,35 @@ class Draws(Random):
         self._state = self._base
 
     def begin(self, index: int) -> None:
-        """What follows belongs to this item."""
+        """Begin the numbers of one item."""
         self._state = _mixed((self._base + index * _STEP) & _MASK)
-        self.gauss_next = None  # the second half of a pair, which Random keeps
+        self.gauss_next = None  # Random keeps the second half of a pair there
 
     def getrandbits(self, k: int, /) -> int:
-        """So many random bits."""
+        """Return `k` random bits."""
         if k < 0:
             raise ValueError("number of bits must be non-negative")
-        bits, had = 0, 0
-        while had < k:
+        bits, count = 0, 0
+        while count < k:
             self._state = state = (self._state + _STEP) & _MASK
-            bits |= _mixed(state) << had
-            had += 64
+            bits |= _mixed(state) << count
+            count += 64
         return bits & ((1 << k) - 1)
 
     def random(self) -> float:
-        """A number from 0 up to 1."""
+        """Return a number from 0 up to 1."""
         self._state = state = (self._state + _STEP) & _MASK
         return (_mixed(state) >> 11) * 2.0**-53
 
     def seed(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the item's index is the seed."""
+        """Do nothing: the item's index is the seed."""
 
     def getstate(self) -> Any:
-        """Where the draws stand."""
+        """Return the state of the generator."""
         return self._state, self.gauss_next
 
     def setstate(self, state: Any) -> None:
-        """Go back there."""
+        """Restore a state of the generator."""
         self._state, self.gauss_next = state
 
 

@@ -1,4 +1,4 @@
-"""Items: an iterable as a source, for tests and small jobs."""
+"""Use an iterable as a source, for tests and small jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Items(Source[T]):
-    """The items of an iterable, in order; dealt out to `partitions` readers, they are read on several workers.
+    """A source of the items of an iterable, in order; with several `partitions`, several workers read them.
 
     >>> reader = Items("abc").open(0, None)
     >>> reader.read(2, now=0), reader.position, reader.read(2, now=0), reader.read(2, now=0)
@@ -26,19 +26,19 @@ class Items(Source[T]):
         self.count = partitions
 
     def partitions(self) -> Sequence[int]:
-        """Every `count`-th item belongs to one part."""
+        """Return the numbers of the parts; part `p` has every `count`-th item, from item `p` on."""
         return range(self.count)
 
     def layout(self) -> dict[str, int]:
-        """Return how items are dealt out to parts, and how many there are."""
+        """Return how items are divided over parts, and how many there are."""
         return {"partitions": int(self.count), "items": len(self.items)}
 
     def as_of_now(self) -> Source[T]:
-        """There is never anything else."""
+        """Return this source: its items are fixed."""
         return self
 
     def open(self, partition: Any, position: Any) -> Reader[T]:
-        """Read one part."""
+        """Read the items of one part, from a position on."""
         return _Reader(self.items[partition :: self.count], position or 0)
 
 

@@ -1,4 +1,8 @@
-"""Railgun on Spark.
+"""Run flows on Spark: the launcher of workers, batch runs, data sources and state tables.
 
-The only package that imports pyspark, so that everything else runs and is tested without a JVM.
+Only this package imports pyspark, so that everything else runs and is tested without a JVM.
 """
+
+from railgun.lazy import need_extra
+
+need_extra("pyspark")

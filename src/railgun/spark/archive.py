@@ -1,12 +1,12 @@
-"""An archive of Spark's classes, by which a JVM starts in half the time.
+"""Make and use an archive of Spark's classes, with which a JVM starts in half the time.
 
-A JVM that starts Spark loads and checks some ten thousand classes. It can write them to a file at
-its exit, in the form they have in memory, and a later one maps that file. `python -m
-railgun.spark.archive` makes the file once, in the user's cache directory (about 120 MB, and half a
-minute); quick sessions use it if it is there, and nothing else depends on it.
+A JVM that starts Spark loads and verifies some ten thousand classes. It can write them to a file when it exits, in the
+form they have in memory, and a later JVM maps that file. `python -m railgun.spark.archive` makes the file once, in the
+user's cache directory (about 120 MB, and half a minute); quick sessions use it if it exists, and nothing else depends
+on it.
 
-The JVM itself checks that an archive was made by the same runtime from the same jars, and starts
-without it otherwise. It is written beside and renamed when it is whole, so none is ever half there.
+The JVM itself checks that an archive was made by the same runtime from the same jars, and starts without it otherwise.
+The archive is written under another name and renamed when it is complete, so an incomplete one is never used.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from railgun.errors import RailgunError
 
 __all__ = ["ArchiveError", "archive_options", "archive_path", "make_archive"]
 
-MADE_BY = """
+ARCHIVE_PROGRAM = """
 import sys
 from pyspark import SparkContext
 from railgun.spark.session import session
 
 spark = session("archive", quick=True, conf={"spark.driver.extraJavaOptions": sys.argv[1]})
-spark.sparkContext.parallelize([1], 1).map(lambda one: one).collect()
+spark.sparkContext.parallelize([1], 1).map(lambda item: item).collect()
 spark.range(10).groupBy("id").count().collect()
 spark.stop()
 jvm = SparkContext._gateway.proc
@@ -41,20 +41,20 @@ jvm.wait()
 
 
 class ArchiveError(RailgunError):
-    """The archive was not made; sessions start without it."""
+    """The archive could not be made; sessions start without it."""
 
 
 def archive_path(java_home: Path, environ: Mapping[str, str]) -> Path:
-    """Where the archive of this runtime and this Spark is, or would be."""
+    """Return the path of the archive for this Java runtime and this Spark, whether it exists or not."""
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
-    found = importlib.util.find_spec("pyspark")
-    jars = found.submodule_search_locations if found else None
+    spec = importlib.util.find_spec("pyspark")
+    jars = spec.submodule_search_locations if spec else None
     key = hashlib.sha256(repr((str(java_home), list(jars or ()))).encode()).hexdigest()[:16]
     return Path(base) / "railgun" / f"spark-{key}.jsa"
 
 
 def archive_options(java_home: Path, environ: Mapping[str, str]) -> list[str]:
-    """The JVM's options to use the archive; none if there is none."""
+    """Return the JVM's options to use the archive, or no options if there is no archive."""
     path = archive_path(java_home, environ)
     if not path.is_file() or " " in str(path):
         return []
@@ -62,27 +62,27 @@ def archive_options(java_home: Path, environ: Mapping[str, str]) -> list[str]:
 
 
 def make_archive(java_home: Path, environ: Mapping[str, str]) -> Path:
-    """Make the archive anew, by a small session in a process of its own."""
+    """Make the archive, with a small session in a process of its own; return its path. Raise `ArchiveError`."""
     path = archive_path(java_home, environ)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="archive-", dir=path.parent) as directory:
-        made = Path(directory) / path.name
-        options = f"-XX:ArchiveClassesAtExit={made} -Xlog:disable"
+        archive = Path(directory) / path.name
+        options = f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable"
         done = subprocess.run(
-            [sys.executable, "-c", MADE_BY, options],
+            [sys.executable, "-c", ARCHIVE_PROGRAM, options],
             env={**environ, "XDG_CACHE_HOME": directory, "JAVA_HOME": str(java_home)},
             capture_output=True,
             text=True,
         )
-        if done.returncode or not made.is_file():
+        if done.returncode or not archive.is_file():
             raise ArchiveError(f"the JVM at {java_home} wrote no archive: {done.stderr.strip()}")
-        os.replace(made, path)
+        os.replace(archive, path)
     return path
 
 
 def main() -> None:
-    """Make it, and tell where it is."""
-    from railgun.spark.session import find_java
+    """Make the archive and print its path."""
+    from railgun.spark.java import find_java
 
     print(make_archive(find_java(os.environ), os.environ))
 

@@ -1,16 +1,17 @@
-"""Batch runs on Spark: DataFrames in, DataFrames out, by the operators of the live flow.
+"""Run a flow over DataFrames on Spark, with the operators of the live flow; its outputs are DataFrames.
 
 >>> import railgun
 >>> result = railgun.run_batch(flow, spark, inputs={"orders": orders})  # doctest: +SKIP
 >>> result["totals"].write.parquet("totals")  # doctest: +SKIP
 
 A flow becomes a Spark plan: `mapInArrow` for the sources' stages, then for each level of stages one `repartitionById`,
-a sort of the few rows there are then (each is a piece of many records), and `mapInArrow` again. What happens inside is
-told in `railgun.engine.batch`. Rules:
+a sort of its few rows (each is a piece of many records), and `mapInArrow` again. `railgun.engine.batch` has the work of
+the tasks. Rules:
 
-1. Nothing is computed until a DataFrame is used, as with any other; and then only what leads to its sink. What is used
-   twice is computed twice, unless it is persisted.
+1. Nothing is computed until a DataFrame is used, as usual in Spark; then only the steps that lead to its sink run. A
+   DataFrame that is used twice is computed twice, unless it is persisted.
 2. The session is the caller's. It is not stopped, and no setting of it is changed.
+3. Errors in inputs and outputs are raised before anything runs, and name the step and the column.
 3. What can be wrong with inputs and outputs is told before anything runs, with the step and the column.
 """
 
@@ -33,16 +34,16 @@ from pyspark.sql.types import StructType
 from railgun.engine.batch.columns import VALUE
 from railgun.engine.batch.errors import BatchError
 from railgun.engine.batch.local import run_local
-from railgun.engine.batch.outputs import LETTERS, infer
+from railgun.engine.batch.outputs import DEAD_LETTER_SCHEMA, infer
 from railgun.engine.batch.pieces import one_batch
-from railgun.engine.batch.stages import PAUSE, timing_of
-from railgun.engine.batch.task import TOLD, Batch, Task
+from railgun.engine.batch.stages import READ_PAUSE_S, timing_of
+from railgun.engine.batch.task import REPORT, Batch, Task
 from railgun.flows.flow import Flow
 from railgun.flows.plan import DEAD, Plan
 from railgun.flows.shipping import ship
 from railgun.sinks.collect import Collect
 from railgun.sinks.parquet import Parquet
-from railgun.spark.handover import HANG_AFTER_S, HandOver, told_by_tasks
+from railgun.spark.handover import HANG_AFTER_S, HandOver, task_errors
 from railgun.spark.inputs import (
     Input,
     bounded,
@@ -54,27 +55,27 @@ from railgun.spark.inputs import (
     partition,
     partitions_for,
 )
-from railgun.spark.lateness import is_judged, with_bounds
+from railgun.spark.lateness import can_have_late_rows, with_bounds
 
-SAMPLE: Final = 1_000  # rows of each input that tell what columns a sink has, if nobody says
+SAMPLE_ROWS: Final = 1_000  # of each input, from which the columns of a sink are inferred
 WIRE: Final = "part int, target int, first binary, blob binary"
 
 Schema: TypeAlias = str | StructType | Any
-"""As Spark writes it, as text or types; or a `pyarrow.Schema`."""
+"""A schema in Spark's words (DDL text or types), or a `pyarrow.Schema`."""
 
 
 class BatchResult(dict[str, DataFrame]):
-    """What each sink gets, by the name of its step.
+    """The DataFrame that each sink gets, by the name of its step.
 
-    If the run has ended in a snapshot, `snapshot` is its number, and what the sinks got is kept on the disks of the
-    executors until `unpersist`, so that it is of the very run that the snapshot is of.
+    If the run ended in a snapshot, `snapshot` is its number. The outputs are then kept on the disks of the executors
+    until `unpersist`, so that they are those of the very run that made the snapshot.
     """
 
     snapshot: int | None = None
     kept: DataFrame | None = None
 
     def unpersist(self) -> None:
-        """Let go of what is kept; a DataFrame that is used after this is computed anew."""
+        """Free what is kept; a DataFrame that is used after this is computed anew."""
         if self.kept is not None:
             self.kept.unpersist()
             self.kept = None
@@ -93,18 +94,21 @@ def run_batch(
     by_value: Iterable[ModuleType] = (),
     hang_after: float = HANG_AFTER_S,
 ) -> BatchResult:
-    """Run a flow over DataFrames, one for each source; what each sink would get, by the name of its step.
+    """Run a flow over DataFrames, one for each source; return the DataFrame of each sink, by the name of its step.
 
-    `inputs`: a DataFrame for each source, an `Input` with more to say about it, or "source" for what the source itself
-    has now. `schemas`: the columns of sinks, as Spark or Arrow write them; of a sink that is not named here they are
-    those of its `Parquet(schema=...)`, or else what the first rows of the inputs lead to. If the flow has a place for
-    dead letters, they are in `dead_letters`. `partitions`: into how many parts the keys are divided.
+    `inputs`: a DataFrame for each source, an `Input` with more settings, or "source" for what the source itself has
+    now. `schemas`: the columns of sinks, as Spark or Arrow write them. A sink without a schema has that of its
+    `Parquet(schema=...)`; otherwise its columns are inferred from the first rows of the inputs. If the flow has a sink
+    for dead letters, its DataFrame is `dead_letters`. `partitions`: the number of parts into which the keys are
+    divided.
 
-    `snapshot_to`: the run happens at once, and ends in a snapshot in this directory (or URL), from which
-    `railgun.run(flow, snapshots=...)` goes on live (under the same `name`, if it has one). Then the inputs are no
-    end: keys do not end, and timers that are not due stay set. Sinks named in `into_sinks` are written to themselves,
-    with the snapshot, exactly once if they know how to. A call of such a sink in this program that has not returned
-    for `hang_after` seconds is taken for a hang, and ends the run with an error.
+    `snapshot_to`: run at once, and end in a snapshot in this directory (or URL), from which `railgun.run(flow,
+    snapshots=...)` goes on live (under the same `name`, if it has one). Then the end of the inputs is not the end of
+    the flow: `on_end` is not called, and timers that are not due stay set. Sinks named in `into_sinks` are written to
+    themselves, with the snapshot, exactly once if they support it. If a call of such a sink in this program does not
+    return for `hang_after` seconds, the run ends with an error.
+
+    Raise `BatchError` if an input, a schema or a sink does not fit the flow.
     """
     prepared = Prepared.of(flow, spark, inputs, partitions, by_value)
     into = prepared.checked_into(into_sinks)
@@ -112,15 +116,15 @@ def run_batch(
         return prepared.save(schemas or {}, snapshot_to, into, job=name, hang_after_s=hang_after)
     if into:
         raise BatchError(
-            f"sink {into[0]!r} is written to with a snapshot, or else what a task that fails had written would be "
-            "there twice: say snapshot_to=..., or use the DataFrame"
+            f"sink {into[0]!r} can be written to only with a snapshot, because the output of a failed task would be "
+            "written twice: set snapshot_to=..., or use the DataFrame"
         )
     return BatchResult(prepared.outputs(schemas or {}))
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A flow and its inputs, looked at and found fit."""
+    """A flow and its inputs, after all checks."""
 
     flow: Flow
     plan: Plan
@@ -138,40 +142,40 @@ class Prepared:
         partitions: int | None,
         by_value: Iterable[ModuleType],
     ) -> Prepared:
-        """Refuse what cannot be."""
+        """Check a flow and its inputs; raise `BatchError` if they do not fit."""
         if not isinstance(flow, Flow):
             raise BatchError(f"run_batch needs a Flow, not {flow!r}")
         plan = flow.plan()
-        given = {name: input_of(name, one) for name, one in inputs.items()}
+        by_source = {name: input_of(name, value) for name, value in inputs.items()}
         sources = list(plan.sources)
-        for name in given:
+        for name in by_source:
             if name not in sources:
                 raise BatchError(
                     f"there is an input for {name!r}, and flow {flow.name!r} has no such source: it has "
                     f"{listed(sources)}"
                 )
         for name in sources:
-            if name not in given:
+            if name not in by_source:
                 raise BatchError(
                     f"source {name!r} has no input: give it a DataFrame, inputs={{{name!r}: df}}"
                 )
-            check(flow, flow.steps[name], given[name])
+            check(flow, flow.steps[name], by_source[name])
         if partitions is None:
-            frames = [given[name].frame for name in sources if not given[name].own]
+            frames = [by_source[name].frame for name in sources if not by_source[name].own]
             partitions = partitions_for(spark, frames)
         elif isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
             raise BatchError(f"keys are divided into at least one partition, not {partitions!r}")
         own = {
             name: bounded(name, flow.steps[name].options["source"])
             for name in sources
-            if given[name].own
+            if by_source[name].own
         }
         now = time.time_ns() // 1000
         by_value = tuple(by_value)
-        return Prepared(flow, plan.with_sources(own), spark, given, partitions, by_value, now)
+        return Prepared(flow, plan.with_sources(own), spark, by_source, partitions, by_value, now)
 
     def checked_into(self, sinks: Iterable[str]) -> list[str]:
-        """The sinks that are to be written to."""
+        """Return the sinks that are to be written to; raise `BatchError` if one cannot be."""
         into = [sinks] if isinstance(sinks, str) else list(sinks)
         for sink in into:
             if sink not in self.sinks:
@@ -180,8 +184,10 @@ class Prepared:
                 )
             if into.count(sink) > 1:
                 raise BatchError(f"sink {sink!r} is given twice")
-            made = self.plan.dead_letters if sink == DEAD else self.flow.steps[sink].options["sink"]
-            if isinstance(made, Collect):
+            target = (
+                self.plan.dead_letters if sink == DEAD else self.flow.steps[sink].options["sink"]
+            )
+            if isinstance(target, Collect):
                 raise BatchError(
                     f"sink {sink!r} is Collect, which hands items to the program that runs a live flow: leave it "
                     "out of into_sinks, and use its DataFrame"
@@ -192,78 +198,78 @@ class Prepared:
 
     @property
     def sinks(self) -> list[str]:
-        """The sinks of the flow, that for dead letters among them."""
-        found = [step.name for step in self.flow.steps.values() if step.kind == "sink"]
-        return found + ([] if self.plan.dead_letters is None else [DEAD])
+        """Return the names of the sinks of the flow, with that of dead letters."""
+        names = [step.name for step in self.flow.steps.values() if step.kind == "sink"]
+        return names + ([] if self.plan.dead_letters is None else [DEAD])
 
     def outputs(self, schemas: Mapping[str, Schema]) -> dict[str, DataFrame]:
-        """A DataFrame for each sink."""
-        known = self.schemas(schemas)
-        return {sink: self.output(sink, known[sink]) for sink in self.sinks}
+        """Return a DataFrame for each sink."""
+        by_sink = self.schemas(schemas)
+        return {sink: self.output(sink, by_sink[sink]) for sink in self.sinks}
 
     def schemas(
-        self, given: Mapping[str, Schema], without: Collection[str] = ()
+        self, explicit: Mapping[str, Schema], without: Collection[str] = ()
     ) -> dict[str, pa.Schema]:
-        """The columns of each sink, but for some."""
-        for name in given:
+        """Return the columns of each sink, explicit or else inferred; do not infer those of the sinks in `without`."""
+        for name in explicit:
             if name not in self.sinks:
                 raise BatchError(
                     f"there is a schema for {name!r}, and flow {self.flow.name!r} has no such sink: it has "
                     f"{listed(self.sinks)}"
                 )
-        known: dict[str, pa.Schema] = {}
+        by_sink: dict[str, pa.Schema] = {}
         zone = self.spark.conf.get("spark.sql.session.timeZone") or "UTC"
         for sink in self.sinks:
             own = None if sink == DEAD else self.flow.steps[sink].options["sink"]
-            if sink in given:
-                known[sink] = _arrow(sink, given[sink], zone)
+            if sink in explicit:
+                by_sink[sink] = _arrow(sink, explicit[sink], zone)
             elif sink == DEAD:
-                known[sink] = LETTERS
+                by_sink[sink] = DEAD_LETTER_SCHEMA
             elif isinstance(own, Parquet) and own.schema is not None:
-                known[sink] = own.schema
-            if sink in known:
-                known[sink] = _for_spark(sink, known[sink])
-        unknown = [sink for sink in self.sinks if sink not in known and sink not in without]
+                by_sink[sink] = own.schema
+            if sink in by_sink:
+                by_sink[sink] = _for_spark(sink, by_sink[sink])
+        unknown = [sink for sink in self.sinks if sink not in by_sink and sink not in without]
         if unknown:
-            known |= self._inferred(unknown)
-        return known
+            by_sink |= self._inferred(unknown)
+        return by_sink
 
     def _inferred(self, sinks: Sequence[str]) -> dict[str, pa.Schema]:
-        """What the first rows lead to."""
+        """Infer the columns of sinks from what they get of the first rows."""
         plan = self.plan.leading_to(sinks)
         batch = self.batch(plan, dict.fromkeys(sinks))
         rows = {name: [self._sample(name)] for name in plan.sources}
-        found, _ = run_local(replace(batch, parts=1, own={}), rows)
+        outputs, _ = run_local(replace(batch, parts=1, own={}), rows)
         for sink in sinks:
-            if not found[sink]:
+            if not outputs[sink]:
                 raise BatchError(
-                    f"sink {sink!r} gets nothing of the first {SAMPLE:,} rows, so its columns are not known: "
+                    f"sink {sink!r} gets nothing of the first {SAMPLE_ROWS:,} rows, so its columns are not known: "
                     f"name them, schemas={{{sink!r}: 'name string, total long'}}"
                 )
-        return {sink: infer(sink, found[sink][:SAMPLE]) for sink in sinks}
+        return {sink: infer(sink, outputs[sink][:SAMPLE_ROWS]) for sink in sinks}
 
     def _sample(self, name: str) -> list[Any]:
         if not self.inputs[name].own:
-            return list(self.inputs[name].frame.limit(SAMPLE).toArrow().to_batches())
+            return list(self.inputs[name].frame.limit(SAMPLE_ROWS).toArrow().to_batches())
         source = self.plan.sources[name].ports[0].options["source"]
         items: list[Any] = []
         for part in source.partitions():
             reader = source.open(part, None)
             try:
-                while len(items) < SAMPLE:
-                    read = reader.read(SAMPLE - len(items), self.now)
+                while len(items) < SAMPLE_ROWS:
+                    read = reader.read(SAMPLE_ROWS - len(items), self.now)
                     if read is None:
                         break
                     items += read
                     if not read:
-                        time.sleep(PAUSE)
+                        time.sleep(READ_PAUSE_S)
             finally:
                 reader.close()
         return [items] if items else []
 
     def batch(self, plan: Plan, sinks: Mapping[str, pa.Schema | None]) -> Batch:
-        """What tasks are told."""
-        feeds = {name: feed_of(one) for name, one in self.inputs.items()}
+        """Return the settings for the tasks of a run of `plan`."""
+        feeds = {name: feed_of(value) for name, value in self.inputs.items()}
         own = {
             name: list(stage.ports[0].options["source"].partitions())
             for name, stage in plan.sources.items()
@@ -274,7 +280,7 @@ class Prepared:
         return Batch(shipped, self.partitions, self.now, feeds, dict(sinks), timing, own=own)
 
     def output(self, sink: str, schema: pa.Schema) -> DataFrame:
-        """What one sink gets."""
+        """Return the DataFrame of one sink."""
         plan = self.plan.leading_to([sink])
         batch = self.batch(plan, {sink: schema})
         return self.frame(plan, batch, sink, from_arrow_schema(schema))
@@ -282,29 +288,29 @@ class Prepared:
     def frame(
         self, plan: Plan, batch: Batch, only: str | None, schema: StructType | str
     ) -> DataFrame:
-        """The plan on Spark: what its last level yields."""
+        """Return the DataFrame that the last level of the plan yields; `only`: the one sink that is wanted."""
         levels = plan.levels
         last = max(levels)
-        begun = []
+        inputs = []
         for name, stage in plan.sources.items():
             final = last == 0
             run = partial(_feed_task, batch, stage.index, only if final else None)
-            begun.append(self._begun(name, batch).mapInArrow(run, schema if final else WIRE))
-        df = reduce(DataFrame.unionAll, begun)
+            inputs.append(self._source_rows(name, batch).mapInArrow(run, schema if final else WIRE))
+        df = reduce(DataFrame.unionAll, inputs)
         for level in range(1, last + 1):
-            mine = [index for index, at in enumerate(levels) if at == level]
+            own_stages = [index for index, at in enumerate(levels) if at == level]
             final = level == last
-            run = partial(_work_task, batch, mine, only if final else None)
+            run = partial(_work_task, batch, own_stages, only if final else None)
             shuffled = df.repartitionById(batch.parts, "part")
             ordered = shuffled.sortWithinPartitions("target", "first")
             df = ordered.mapInArrow(run, schema if final else WIRE)
         return df
 
-    def _begun(self, source: str, batch: Batch) -> DataFrame:
-        """What the tasks of a source get: rows, or the numbers of its parts, a task each."""
+    def _source_rows(self, source: str, batch: Batch) -> DataFrame:
+        """Return the input of a source's tasks: rows, or the numbers of the source's parts, one per task."""
         if source not in batch.own:
             clock = self.flow.steps[source].options["clock"]
-            if self.plan.timed and is_judged(batch.feeds[source], clock):
+            if self.plan.timed and can_have_late_rows(batch.feeds[source], clock):
                 judged = partial(with_bounds, batch=batch, source=source)
                 return in_order(self.inputs[source], judged)
             return in_order(self.inputs[source])
@@ -323,32 +329,32 @@ class Prepared:
         before: Callable[[BatchResult], None] = lambda result: None,
         hang_after_s: float = HANG_AFTER_S,
     ) -> BatchResult:
-        """Run, at once, and save what the flow goes on from; `before` is called when all but the snapshot is there."""
-        known = {
+        """Run at once, and save the snapshot from which the flow goes on; call `before` just before it is committed."""
+        schemas_by_sink = {
             sink: schema for sink, schema in self.schemas(schemas, into).items() if sink not in into
         }
         job = job or self.flow.name
-        begun = HandOver.begin(self.flow, self.plan, self.inputs, url, job, into, hang_after_s)
-        with begun as handing:
-            batch = self.batch(self.plan, known)
-            batch = replace(batch, ends=False, save=handing.save, own_sinks=bool(into))
+        starting = HandOver.begin(self.flow, self.plan, self.inputs, url, job, into, hang_after_s)
+        with starting as handover:
+            batch = self.batch(self.plan, schemas_by_sink)
+            batch = replace(batch, ends=False, save=handover.save, own_sinks=bool(into))
             df = self.frame(self.plan, batch, None, WIRE)
             result = BatchResult()
-            if known:
+            if schemas_by_sink:
                 df = df.persist(StorageLevel.DISK_ONLY)
                 result.kept = df
-            for sink, schema in known.items():
-                mine = df.where(f"target = {batch.target(sink)}").select("blob")
-                result[sink] = mine.mapInArrow(_tables, from_arrow_schema(schema))
+            for sink, schema in schemas_by_sink.items():
+                own_rows = df.where(f"target = {batch.target(sink)}").select("blob")
+                result[sink] = own_rows.mapInArrow(_tables, from_arrow_schema(schema))
             try:
-                with told_by_tasks():
-                    told = df.where(f"target = {TOLD}").select("blob").collect()
+                with task_errors():
+                    rows = df.where(f"target = {REPORT}").select("blob").collect()
                 before(result)
-                handing.commit([json.loads(row["blob"]) for row in told])
+                handover.commit([json.loads(row["blob"]) for row in rows])
             except BaseException:
                 result.unpersist()
                 raise
-        result.snapshot = handing.save.snapshot
+        result.snapshot = handover.save.snapshot
         return result
 
 
@@ -377,7 +383,7 @@ def _tables(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _for_spark(sink: str, schema: pa.Schema) -> pa.Schema:
-    """The schema with times as Spark has them; refuses types that it has not."""
+    """Return the schema with timestamps in microseconds, as Spark has them; refuse types that Spark lacks."""
     fields = []
     for field in schema:
         if pa.types.is_timestamp(field.type):
@@ -386,7 +392,7 @@ def _for_spark(sink: str, schema: pa.Schema) -> pa.Schema:
             from_arrow_type(field.type)
         except Exception as error:
             raise BatchError(
-                f"sink {sink!r}: Spark has no type for column {field.name!r}, which is {field.type}: say another, "
+                f"sink {sink!r}: Spark has no type for column {field.name!r}, which is {field.type}: set another, "
                 f"schemas={{{sink!r}: 'name string, total long'}}"
             ) from error
         fields.append(field)
@@ -394,18 +400,18 @@ def _for_spark(sink: str, schema: pa.Schema) -> pa.Schema:
 
 
 def _arrow(sink: str, schema: Schema, zone: str) -> pa.Schema:
-    """A schema as Arrow has it."""
+    """Return a schema as a `pyarrow.Schema`."""
     try:
         if isinstance(schema, pa.Schema):
             return schema
         if isinstance(schema, str):
-            made = StructType.fromDDL(schema)
-            if not isinstance(made, StructType):
-                made = StructType().add(VALUE, made)
-            return to_arrow_schema(made, timezone=zone)
+            parsed = StructType.fromDDL(schema)
+            if not isinstance(parsed, StructType):
+                parsed = StructType().add(VALUE, parsed)
+            return to_arrow_schema(parsed, timezone=zone)
         return to_arrow_schema(schema, timezone=zone)
     except Exception as error:
         raise BatchError(
-            f"the schema of sink {sink!r}, {schema!r}, is none: {error}. One is 'name string, total long', a "
+            f"the schema of sink {sink!r}, {schema!r}, is not valid: {error}. Use 'name string, total long', a "
             "StructType or a pyarrow.Schema"
         ) from error

@@ -1,8 +1,8 @@
-"""Which Spark settings a worker can live with.
+"""Refuse Spark settings under which workers cannot run.
 
-A worker is a task that runs for as long as its job. Some settings of Spark are made for tasks that
-end by themselves, and kill or double the others, sometimes only after hours. They are refused when
-the job starts, each with the reason and the way out.
+A worker is a task that runs for as long as its job. Some settings of Spark are made for tasks that end by themselves,
+and kill or duplicate long ones, sometimes only after hours. They are refused when the job starts, with the reason and
+what to change.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from railgun.errors import RailgunError
 
 Conf = Mapping[str, str]
 SLOTS = 64
-"""Slots of a local session: a worker holds one for life, and waits most of the time."""
+"""Slots of a local session: a worker holds its slot while it lives, and waits most of the time."""
 
 
 class RefusedConfigurationError(RailgunError):
-    """A Spark setting under which workers would be killed, doubled or starved."""
+    """A Spark setting under which workers would be killed, duplicated or starved."""
 
 
 class TooFewSlotsError(RefusedConfigurationError):
@@ -28,16 +28,16 @@ class TooFewSlotsError(RefusedConfigurationError):
 
 
 def refuse(conf: Conf, workers: int = 0) -> None:
-    """Raise if workers cannot live with these settings; says all that is wrong at once.
+    """Raise `RefusedConfigurationError`, with all reasons at once, if `workers` workers cannot run with these settings.
 
     >>> refuse({"spark.master": "local[4]"}, workers=4)
     >>> refuse({"spark.master": "local[4]", "spark.speculation": "true"})
     Traceback (most recent call last):
     railgun.spark.conf.RefusedConfigurationError: spark.speculation=true would ...
     """
-    wrong = [*complaints(conf)]
-    if wrong:
-        raise RefusedConfigurationError("; ".join(wrong))
+    problems = [*problems_of(conf)]
+    if problems:
+        raise RefusedConfigurationError("; ".join(problems))
     slots = local_slots(conf)
     if slots is not None and slots < workers:
         raise TooFewSlotsError(
@@ -47,33 +47,33 @@ def refuse(conf: Conf, workers: int = 0) -> None:
         )
 
 
-def complaints(conf: Conf) -> list[str]:
-    """What is wrong with these settings, a sentence each."""
-    told = []
+def problems_of(conf: Conf) -> list[str]:
+    """Return the settings under which workers cannot run, each with its reason, a sentence each."""
+    problems = []
     if is_true(conf, "spark.speculation"):
-        told.append(
+        problems.append(
             "spark.speculation=true would run a second copy of a worker for living long (at the "
             "latest after spark.speculation.task.duration.threshold): turn it off for this session"
         )
     idle = seconds(conf.get("spark.python.worker.idleTimeoutSeconds", "0"))
     if is_true(conf, "spark.python.worker.killOnIdleTimeout") and idle > 0:
-        told.append(
+        problems.append(
             f"spark.python.worker.killOnIdleTimeout=true would kill every worker after {idle:g} s, "
-            "for Spark takes a task without output for idle: unset it, or "
+            "because Spark takes a task without output for idle: unset it, or "
             "spark.python.worker.idleTimeoutSeconds"
         )
     if is_true(conf, "spark.task.reaper.enabled") and seconds(
         conf.get("spark.task.reaper.killTimeout", "-1")
     ) not in (-1, 0):
-        told.append(
+        problems.append(
             "spark.task.reaper.killTimeout would end the executor, with all its workers, when one "
             "cancelled worker is slow to end: unset it"
         )
-    return told
+    return problems
 
 
 def local_slots(conf: Conf) -> int | None:
-    """How many tasks run at a time on a local master; None on a cluster, which may grow.
+    """Return how many tasks run at a time on a local master; None on a cluster, which may grow.
 
     >>> local_slots({"spark.master": "local[8,2]", "spark.task.cpus": "2"})
     4
@@ -82,17 +82,17 @@ def local_slots(conf: Conf) -> int | None:
     master = conf.get("spark.master", "")
     if master == "local":
         cores = 1
-    elif found := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
-        cores = (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
-    elif found := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
-        cores = int(found[1]) * int(found[2])
+    elif match := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
+        cores = (os.cpu_count() or 1) if match[1] == "*" else int(match[1])
+    elif match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        cores = int(match[1]) * int(match[2])
     else:
         return None
     return int(cores / task_cpus(conf))
 
 
 def is_local(master: str) -> bool:
-    """Whether all of Spark runs in the JVM of this process.
+    """Return whether all of Spark runs in the JVM of this process.
 
     >>> is_local("local[*]"), is_local("local-cluster[2,1,512]"), is_local("yarn")
     (True, False, False)
@@ -101,7 +101,7 @@ def is_local(master: str) -> bool:
 
 
 def is_loopback(master: str) -> bool:
-    """Whether nothing of Spark is on another machine.
+    """Return whether all of Spark is on this machine.
 
     >>> is_loopback("spark://127.0.0.1:7077"), is_loopback("spark://10.0.0.1:7077")
     (True, False)
@@ -112,25 +112,34 @@ def is_loopback(master: str) -> bool:
 
 
 def task_cpus(conf: Conf) -> float:
-    """How many cores a task takes; newer versions of Spark know fractions."""
+    """Return how many cores a task takes; newer versions of Spark allow fractions."""
     return float(conf.get("spark.task.cpus", "1"))
 
 
 def is_true(conf: Conf, key: str) -> bool:
-    """Whether a setting is on; all that are asked for here are off by default."""
+    """Return whether a setting is on; the settings looked at here are off by default."""
     return conf.get(key, "false").strip().lower() == "true"
 
 
-UNITS = {"us": 1e-6, "ms": 1e-3, "": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+SECONDS_PER_UNIT = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "": 1,
+    "s": 1,
+    "m": 60,
+    "min": 60,
+    "h": 3600,
+    "d": 86400,
+}
 
 
 def seconds(text: str) -> float:
-    """A time as Spark writes them.
+    """Return the seconds of a time in Spark's notation.
 
     >>> seconds("200ms"), seconds("2m"), seconds("30")
     (0.2, 120.0, 30.0)
     """
-    found = re.fullmatch(r"\s*(-?\d+)\s*([a-z]*)\s*", text.lower())
-    if found is None or found[2] not in UNITS:
+    match = re.fullmatch(r"\s*(-?\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in SECONDS_PER_UNIT:
         raise RefusedConfigurationError(f"{text!r} is not a time that Spark understands")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * SECONDS_PER_UNIT[match[2]]

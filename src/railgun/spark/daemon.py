@@ -1,15 +1,15 @@
-"""PySpark's daemon with its modules loaded: a worker begins in a fork of it, and imports nothing.
+"""PySpark's daemon with modules loaded, so that a worker begins in a fork of it and imports nothing.
 
-Spark starts one daemon of Python per executor and has it fork a process for each task that finds no
-idle one. PySpark's own daemon imports next to nothing before it forks, so every process imports
-PySpark, numpy and us again. This one (`spark.python.daemon.module`) imports them once.
+Spark starts one Python daemon per executor, which forks a process for each task that finds no idle one. PySpark's own
+daemon imports next to nothing before it forks, so every process imports PySpark, numpy and Railgun again. This daemon
+(`spark.python.daemon.module`) imports them once.
 
 Rules:
-- No thread is running when it forks: a lock held by another thread would stay locked for ever in
-  the child. BLAS and the allocator of pyarrow start threads of their own unless told not to.
-- A module that is missing or broken is passed over: whoever needs it will tell, and tell it better.
+- No thread is running when it forks: a lock held by another thread would stay locked for ever in the child. BLAS and
+  the allocator of pyarrow start threads of their own unless configured not to.
+- A module that is missing or broken is skipped: the code that needs it reports that with a better message.
 - Nothing is printed to stdout, where Spark reads the daemon's port.
-- A process knows how many tasks it has run: a worker does not begin in one that a query has used.
+- A process counts the tasks it has run: a worker does not begin in a process that a query has used.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ NO_THREADS = {
     "MKL_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""To be set before numpy and pyarrow are loaded."""
+"""Environment variables that must be set before numpy and pyarrow are loaded."""
 
 tasks = 0
-"""How many tasks this process has begun; none in the daemon itself."""
+"""The number of tasks this process has begun; 0 in the daemon itself."""
 
 
 def preload(modules: tuple[str, ...] = MODULES) -> list[str]:
-    """Import what can be imported of these; the names of the others."""
+    """Import those of `modules` that can be imported; return the names of the others."""
     missing = []
     with contextlib.redirect_stdout(sys.stderr):
         for name in modules:
@@ -53,14 +53,14 @@ def preload(modules: tuple[str, ...] = MODULES) -> list[str]:
             except Exception:
                 missing.append(name)
     gc.collect()
-    gc.freeze()  # what all processes share is not touched by the collector of each
+    gc.freeze()  # keeps the garbage collector of each process from copying the pages that all share
     return missing
 
 
 def main() -> None:
-    """Load, then be PySpark's daemon."""
+    """Load the modules, then run PySpark's daemon."""
     if not NO_THREADS.keys() <= os.environ.keys():
-        # Too late for this process: to import this module is to import numpy.
+        # Too late for this process: importing this module has imported numpy.
         os.environ.update({**NO_THREADS, **os.environ})
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     from pyspark import daemon

@@ -1,7 +1,7 @@
-"""Why a worker ended, in words for the one who runs the job.
+"""Say why a worker ended, in words for the person who runs the job.
 
-Spark tells everything as a Java exception whose text holds, several frames deep, the line that
-matters. These errors say that line: what happened, to which worker, and what to do next.
+Spark reports everything as a Java exception; the line that matters is several frames deep in its text. These errors
+have that line: what happened, to which worker, and what to do next.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 
-class WorkerFailure(RailgunError):  # noqa: N818 - the family; its members are the errors
-    """A worker did not start, or did not end of its own accord."""
+class WorkerFailure(RailgunError):  # noqa: N818 - the base class; its subclasses are the errors
+    """A worker did not start, or did not end by itself."""
 
 
 class WorkerRaisedError(WorkerFailure):
-    """The worker's own code raised; `traceback` is the whole of what Python told."""
+    """The worker's own code raised; `traceback` is the whole traceback of Python."""
 
     def __init__(self, traceback: str) -> None:
         self.traceback = traceback
@@ -44,7 +44,7 @@ class ModuleMissingError(WorkerFailure):
 
 
 class WorkerDiedError(WorkerFailure):
-    """The process or its executor died, with no word from the worker itself."""
+    """The worker's process or its executor died without a message."""
 
 
 class AttemptRefusedError(WorkerDiedError):
@@ -52,7 +52,7 @@ class AttemptRefusedError(WorkerDiedError):
 
 
 class CancelledError(WorkerFailure):
-    """It was ended by force, as asked."""
+    """The worker was ended by force, as requested."""
 
 
 class SparkStoppedError(WorkerFailure):
@@ -60,15 +60,15 @@ class SparkStoppedError(WorkerFailure):
 
 
 class SparkJobError(WorkerFailure):
-    """Anything else Spark tells."""
+    """Any other failure that Spark reports."""
 
 
 class LauncherClosedError(WorkerFailure):
-    """The launcher has been closed and starts nothing more."""
+    """The launcher is closed and starts no more workers."""
 
 
 def of_outcome(outcome: task.Outcome) -> WorkerFailure | None:
-    """What the result of a worker's task says; None if it ended of its own accord."""
+    """Return the failure that the result of a worker's task stands for; None if the worker ended by itself."""
     kind, text = outcome
     if kind == task.ENDED:
         return None
@@ -84,7 +84,7 @@ def of_outcome(outcome: task.Outcome) -> WorkerFailure | None:
 
 
 def of_spark(text: str, stopped: bool = False) -> WorkerFailure:
-    """What a Spark job's exception or a task's error message says."""
+    """Return the failure that a Spark job's exception or a task's error message stands for."""
     if module := re.search(r"No module named '?([\w.]+)", text):
         return ModuleMissingError(missing(module[1], "the Python of the executor"))
     if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
@@ -112,17 +112,17 @@ def of_spark(text: str, stopped: bool = False) -> WorkerFailure:
 
 
 def of_task(text: str) -> str:
-    """What a task of a Spark job has failed with: our own words, if it was one of our errors; else what Spark says."""
+    """Return why a task of a Spark job failed: the message of our own error if there is one, else Spark's."""
     ours = list(re.finditer(r"^railgun(?:\.\w+)+: ", text, re.MULTILINE))
     if not ours:
         return str(of_spark(text))
-    told = text[ours[-1].end() :]
-    end = re.search(r"^(?:JVM stacktrace:|\tat )", told, re.MULTILINE)
-    return (told[: end.start()] if end else told).strip()
+    message = text[ours[-1].end() :]
+    end = re.search(r"^(?:JVM stacktrace:|\tat )", message, re.MULTILINE)
+    return (message[: end.start()] if end else message).strip()
 
 
 def is_stopped(text: str) -> bool:
-    """Whether a text is Spark's way to say that it is no more."""
+    """Return whether the text is one of those by which Spark reports that it has been stopped."""
     return any(
         sign in text
         for sign in (
@@ -137,7 +137,7 @@ def is_stopped(text: str) -> bool:
 
 
 def missing(module: str, where: str) -> str:
-    """What to do about a module that is not there."""
+    """Return a message that says what to do about a missing module."""
     return (
         f"no module {module} on the worker ({where}): install it there, or ship it with the "
         "session (spark.submit.pyFiles, spark.archives, or an image that has it)"
@@ -145,7 +145,7 @@ def missing(module: str, where: str) -> str:
 
 
 def python_part(text: str) -> str:
-    """The traceback of Python within a text of Java."""
+    """Return Python's traceback within a text of Java."""
     start = text.index("Traceback (most recent call last)")
     lines = text[start:].splitlines()
     end = next((n for n, line in enumerate(lines) if line.startswith("\tat ")), len(lines))
@@ -153,17 +153,17 @@ def python_part(text: str) -> str:
 
 
 def last_line(traceback: str) -> str:
-    """The line that names the exception: `ValueError: no such key`."""
+    """Return the line that names the exception: `ValueError: no such key`."""
     lines = traceback.rpartition("Traceback (most recent call last)")[2].splitlines()[1:]
     named = [line for line in lines if line.strip() and not line.startswith(" ")]
     return named[0].strip() if named else traceback.strip()
 
 
 def first_line(text: str) -> str:
-    """What a Java exception says before its frames, without the class names in front."""
+    """Return the message of a Java exception, without its frames and the class names in front."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("at ", "An error occurred while"))]
-    line = (told or lines or [""])[0].lstrip(": ")
+    messages = [line for line in lines if not line.startswith(("at ", "An error occurred while"))]
+    line = (messages or lines or [""])[0].lstrip(": ")
     while named := re.match(r"(?:[a-z]\w*\.)+[A-Z]\w*: (.+)", line):
         line = named[1]
     return line

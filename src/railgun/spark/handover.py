@@ -1,18 +1,19 @@
-"""Handing over: a batch run ends in a snapshot, and the flow goes on from it, live.
+"""End a batch run in a snapshot, from which the flow goes on live.
 
 Rules:
 
-1. A directory that has snapshots of the flow is refused: the flow would go on from the new one, and all it did since
-   the others would be lost.
-2. Tasks write the state of their keys, and tell which files they wrote; what a task wrote that failed, or that was run
-   twice, nobody names. The manifest is written last, when all tasks are done: then the snapshot is there.
-3. Every source must know where it goes on. Of one that was read itself the tasks save the positions. Of one that a
-   DataFrame stood for, whoever runs the batch says them; nobody else can know.
-4. What sinks got is prepared by the tasks, named in the manifest, and committed after it. Should this process die in
+1. A directory that has snapshots of the flow is refused: the flow would go on from the new snapshot, and everything it
+   did since the others would be lost.
+2. Tasks write the state of their keys, and report which files they wrote. Files of a task that failed, or of the other
+   run of a task that ran twice, are in no report. The manifest is written last, when all tasks are done: then the
+   snapshot exists.
+3. For every source it must be known where it goes on. For a source that was read itself, the tasks save the positions.
+   For a source that a DataFrame replaced, the caller passes them; they cannot be derived from the DataFrame.
+4. Tasks prepare the output of sinks; it is named in the manifest, and committed after it. If this process dies in
    between, the live flow commits it when it begins, as it does after any failure.
-5. What sinks do in this process (`recover` before the run, `commit` after it) is watched as on workers. A call that
-   does not return for `hang_after_s` ends the run with an error that names step, method, token and stack. Other sinks
-   have their turn all the same.
+5. Calls of sinks in this process (`recover` before the run, `commit` after it) are watched as on workers. A call that
+   does not return for `hang_after_s` seconds ends the run with an error that names step, method, token and stack. Other
+   sinks have their turn all the same.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ from railgun.spark.failure import of_task
 from railgun.spark.inputs import Done, Input
 
 HANG_AFTER_S: Final = 30.0
-"""Seconds after which a call of a sink is taken for a hang, as `Settings.hang_after`."""
+"""Seconds after which a call of a sink counts as hung, as `Settings.hang_after`."""
 
 
 @dataclass(slots=True)
-class Making:
-    """A first snapshot that is being made in a directory."""
+class FirstSnapshot:
+    """The first snapshot of a directory, while it is made."""
 
     store: SnapshotStore
     save: Save
@@ -64,15 +65,17 @@ class Making:
     committed: bool = False
 
     def commit(
-        self, plan: Plan, told: Sequence[dict[str, Any]], further: Sequence[Part] = ()
+        self, plan: Plan, reports: Sequence[dict[str, Any]], more_parts: Sequence[Part] = ()
     ) -> list[SinkPart]:
-        """All is written, and tasks have told this: make the snapshot count. What sinks have prepared for it."""
-        parts = [*(Part(**word["part"]) for word in told if "part" in word), *further]
-        tokens = [SinkPart(word["sink"], word["token"]) for word in told if "token" in word]
+        """Commit the snapshot from the reports of all tasks, when all files are written; return the tokens of sinks."""
+        parts = [*(Part(**report["part"]) for report in reports if "part" in report), *more_parts]
+        tokens = [
+            SinkPart(report["sink"], report["token"]) for report in reports if "token" in report
+        ]
         frontiers: dict[str, int] = {}
-        for word in told:
-            if "frontier" in word:
-                step, at = word["frontier"], word["at"]
+        for report in reports:
+            if "frontier" in report:
+                step, at = report["frontier"], report["at"]
                 frontiers[step] = max(at, frontiers.get(step, at))
         manifest = Manifest(
             FORMAT,
@@ -95,8 +98,8 @@ class Making:
 
 
 @contextmanager
-def making(url: str, job: str, why: str) -> Iterator[Making]:
-    """Be the only one who works in the directory, for as long as it takes to make its first snapshot."""
+def first_snapshot(url: str, job: str, why: str) -> Iterator[FirstSnapshot]:
+    """Lock the directory while its first snapshot is made; raise `BatchError` if it has snapshots already."""
     url = absolute(url)
     store = SnapshotStore(url, job)
     store.acquire()
@@ -104,18 +107,18 @@ def making(url: str, job: str, why: str) -> Iterator[Making]:
         newest = next(iter(store.manifests()), None)
         if newest is not None:
             raise BatchError(
-                f"{store.where()} has snapshots of {job!r} already, the latest of them {newest.snapshot}: a run would "
-                "not go on from there any more. Name another directory, or delete this one if it is not wanted"
+                f"{store.where()} has snapshots of {job!r} already, the latest of them {newest.snapshot}: the flow "
+                "would not go on from them any more. Name another directory, or delete this one if it is not needed"
             )
         run = store.next_run()
         store.begun(run.snapshot, True, why)
-        made = Making(
+        snapshot = FirstSnapshot(
             store, Save(url, job, run.snapshot, run.generation, store.identity()), time.time()
         )
         try:
-            yield made
+            yield snapshot
         except BaseException as error:
-            if not made.committed:
+            if not snapshot.committed:
                 store.failed(run.snapshot, f"{type(error).__name__}: {error}"[:2000])
             raise
     finally:
@@ -123,8 +126,8 @@ def making(url: str, job: str, why: str) -> Iterator[Making]:
 
 
 @contextmanager
-def told_by_tasks() -> Iterator[None]:
-    """What tasks raise, without what Spark puts around it."""
+def task_errors() -> Iterator[None]:
+    """Raise errors of tasks as `BatchError`, without the text that Spark puts around them."""
     try:
         yield
     except PySparkException as error:
@@ -133,13 +136,13 @@ def told_by_tasks() -> Iterator[None]:
 
 @dataclass(slots=True)
 class HandOver:
-    """The snapshot that a batch run ends in."""
+    """The snapshot in which a batch run ends, with what it needs of the run."""
 
     flow: Flow
     plan: Plan
     inputs: Mapping[str, Input]
     into: Collection[str]
-    made: Making
+    snapshot: FirstSnapshot
     hang_after_s: float = HANG_AFTER_S
 
     @staticmethod
@@ -153,21 +156,21 @@ class HandOver:
         into: Collection[str],
         hang_after_s: float = HANG_AFTER_S,
     ) -> Iterator[HandOver]:
-        """Begin a snapshot, if every source knows where it will go on."""
-        for name, given in inputs.items():
-            _check_positions(flow, name, given)
-        with making(url, job, "batch run") as made:
-            handing = HandOver(flow, plan, inputs, into, made, hang_after_s)
-            handing._clear_sinks()
-            yield handing
+        """Begin a snapshot; raise `BatchError` if it is not known where a source goes on."""
+        for name, source_input in inputs.items():
+            _check_positions(flow, name, source_input)
+        with first_snapshot(url, job, "batch run") as snapshot:
+            handover = HandOver(flow, plan, inputs, into, snapshot, hang_after_s)
+            handover._clear_sinks()
+            yield handover
 
     @property
     def save(self) -> Save:
-        """Which snapshot it is."""
-        return self.made.save
+        """Return the snapshot's number, generation and place."""
+        return self.snapshot.save
 
     def _clear_sinks(self) -> None:
-        """Throw away what earlier attempts have left in the sinks."""
+        """Throw away what earlier attempts left in the sinks."""
         for name, sink in self.plan.sinks.items():
             if name in self.into and isinstance(sink, TwoPhaseSink):
                 save = self.save
@@ -181,22 +184,22 @@ class HandOver:
 
         watched(work, self.hang_after_s)
 
-    def commit(self, told: Sequence[dict[str, Any]]) -> None:
-        """All tasks are done, and have told this: make the snapshot count, and let others see what sinks got."""
+    def commit(self, reports: Sequence[dict[str, Any]]) -> None:
+        """Commit the snapshot from the reports of all tasks, then the output of the sinks."""
         reached: dict[str, int] = {}
-        for word in told:
-            for source, at in word.get("reached", {}).items():
+        for report in reports:
+            for source, at in report.get("reached", {}).items():
                 reached[source] = max(at, reached.get(source, at))
         positions = [
-            self._save_positions(name, given.positions, reached.get(name, MIN))
-            for name, given in self.inputs.items()
-            if given.positions
+            self._save_positions(name, source_input.positions, reached.get(name, MIN))
+            for name, source_input in self.inputs.items()
+            if source_input.positions
         ]
-        self._publish(self.made.commit(self.plan, told, positions))
+        self._publish(self.snapshot.commit(self.plan, reports, positions))
 
     def _publish(self, parts: Sequence[SinkPart]) -> None:
-        """Let every sink show what was prepared for the snapshot; a step with an error commits nothing after it."""
-        wrong: list[BaseException] = []
+        """Commit what each sink has prepared for the snapshot; after an error, skip the rest of that sink only."""
+        errors: list[BaseException] = []
         for step, sink in self.plan.sinks.items():
             tokens = [part.token for part in parts if part.step == step]
             if not tokens:
@@ -207,12 +210,12 @@ class HandOver:
                     watched(call, self.hang_after_s)
             except BaseException as error:
                 pass_interrupt(error)
-                wrong.append(error)
-        if wrong:
+                errors.append(error)
+        if errors:
             raise BatchError(
                 f"snapshot {self.save.snapshot} is saved, but not all output is visible yet: "
-                f"{'; '.join(map(str, wrong))}\nThe flow makes it visible when it goes on from the snapshot"
-            ) from wrong[0]
+                f"{'; '.join(map(str, errors))}\nThe flow makes it visible when it goes on from the snapshot"
+            ) from errors[0]
 
     def _save_positions(self, name: str, positions: Mapping[Hashable, Any], reached: int) -> Part:
         states = [
@@ -220,7 +223,9 @@ class HandOver:
             for at in positions.values()
         ]
         stage = self.plan.sources[name].name
-        return write_state(self.made.store, self.save, stage, name, 1, 0, list(positions), states)
+        return write_state(
+            self.snapshot.store, self.save, stage, name, 1, 0, list(positions), states
+        )
 
 
 def write_state(
@@ -242,34 +247,34 @@ def write_state(
     return store.write_part(*where, worker, table.finish(), table.rows)
 
 
-def _check_positions(flow: Flow, name: str, given: Input) -> None:
-    """Refuse a source of which nobody knows where it goes on."""
-    if given.own:
+def _check_positions(flow: Flow, name: str, source_input: Input) -> None:
+    """Raise `BatchError` if it is not known where a source goes on."""
+    if source_input.own:
         return
     source = flow.steps[name].options["source"]
-    if given.positions is None and not is_empty(source):
+    if source_input.positions is None and not is_empty(source):
         raise BatchError(
-            f"source {name!r} does not know where it goes on when the flow goes on live: say it with the input, as "
-            f"Input(df, positions={_example(source)}); positions={{}} if it begins at its start, which the DataFrame "
-            'has nothing of; or give "source" as its input, and it is read itself'
+            f"source {name!r} needs positions from which it goes on when the flow goes on live: pass them with its "
+            f"input, as Input(df, positions={_example(source)}); positions={{}} if it begins at its start because the "
+            'DataFrame has nothing of it; or pass "source" as its input, and it is read itself'
         )
     if isinstance(source, Streams):
-        for part in given.positions or ():
-            if not any(fnmatchcase(str(part), one) for one in source.names):
+        for part in source_input.positions or ():
+            if not any(fnmatchcase(str(part), pattern) for pattern in source.names):
                 raise BatchError(
                     f"positions of source {name!r} name {part!r}, which it does not read: it reads "
                     f"{', '.join(map(repr, source.names))}"
                 )
     if isinstance(source, Directory):
-        own = os.path.realpath(source.path)
-        read = [unquote(urlsplit(file).path) for file in given.frame.inputFiles()]
-        read = [os.path.relpath(os.path.realpath(file), own) for file in read]
-        names = [file for file in read if not file.startswith("..")]
-        left = [file for file in names if file not in (given.positions or {})]
-        if left:
+        directory = os.path.realpath(source.path)
+        files = [unquote(urlsplit(file).path) for file in source_input.frame.inputFiles()]
+        files = [os.path.relpath(os.path.realpath(file), directory) for file in files]
+        own_files = [file for file in files if not file.startswith("..")]
+        repeated = [file for file in own_files if file not in (source_input.positions or {})]
+        if repeated:
             raise BatchError(
-                f"the input of source {name!r} reads {left[0]!r} of the very directory that the source reads, and "
-                'would come again: give "source" as its input, or say in positions how far each file was read '
+                f"the input of source {name!r} reads {repeated[0]!r} of the same directory as the source, which would "
+                'read it again: pass "source" as its input, or say in positions how far each file was read '
                 "(DONE: to its end)"
             )
 

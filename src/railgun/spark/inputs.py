@@ -1,4 +1,4 @@
-"""Inputs of batch runs: DataFrames in place of sources, or the sources themselves, read by Spark's tasks."""
+"""Read the inputs of batch runs: DataFrames in place of sources, or the sources themselves, read by Spark's tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # as everybody calls it  # noqa: N812  # as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
@@ -20,15 +20,15 @@ from railgun.flows.flow import Flow
 from railgun.flows.source import Source
 from railgun.flows.step import Step
 
-BYTES: Final = 128 << 20  # of the inputs, for one task
-MOST_PARTS: Final = 10_000
+BYTES_PER_TASK: Final = 128 << 20  # of the inputs
+MAX_PARTS: Final = 10_000
 OWN: Final = "source"
-_UNKNOWN: Final = 1 << 60  # what Spark says of the size of what it has not counted
+_UNKNOWN_BYTES: Final = 1 << 60  # Spark's answer for a size it does not know is as large
 _ROW: Final = "__railgun_row"
 _SAME_ITEMS: Final = ("filter", "inspect", "branch", "way", "union")
 
 
-Judged: TypeAlias = Callable[[DataFrame, Sequence[Any], Any], DataFrame]
+AddBounds: TypeAlias = Callable[[DataFrame, Sequence[Any], Any], DataFrame]
 
 
 class Done:
@@ -46,14 +46,14 @@ DONE: Final = Done()
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a source reads in a batch run: a DataFrame, or "source", which is what the source itself has now.
+    """What a source reads in a batch run: a DataFrame, or "source" for what the source itself has now.
 
-    `order_by`: the column, or columns, whose order is the order of the records; without, they have the order the
-    DataFrame has its rows in. `item` makes an item of a row, which is a dictionary of its columns; without, the row is
-    the item (or its one column, if that is called `value`).
+    `order_by`: the column, or columns, by which the records are ordered; without it, they keep the order of the
+    DataFrame's rows. `item`: a function that makes an item of a row, a dictionary of its columns; without it, the row
+    is the item (or the value of its only column, if that is called `value`).
 
-    `positions`: where the source is to go on after this input, when the flow goes on live: for each of its parts the
-    position, or `DONE` if there is nothing more in it.
+    `positions`: where the source goes on after this input, when the flow goes on live: for each of its parts the
+    position, or `DONE` if nothing more of the part is to be read.
     """
 
     df: DataFrame | Literal["source"]
@@ -63,72 +63,79 @@ class Input:
 
     @property
     def own(self) -> bool:
-        """Whether the source itself is read."""
+        """Return whether the source itself is read."""
         return isinstance(self.df, str)
 
     @property
     def frame(self) -> DataFrame:
-        """The DataFrame, if there is one."""
+        """Return the DataFrame; call this only if the source itself is not read."""
         assert not isinstance(self.df, str)
         return self.df
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns to order by."""
+        """Return the names of the columns to order by."""
         if self.order_by is None:
             return ()
         return (self.order_by,) if isinstance(self.order_by, str) else tuple(self.order_by)
 
 
 def input_of(name: str, given: DataFrame | Input | str) -> Input:
-    """What was given for a source."""
-    made = given if isinstance(given, Input) else Input(given)  # type: ignore[arg-type]
-    if isinstance(made.df, str):
-        if made.df != OWN or made.order_by is not None or made.item is not None or made.positions:
+    """Return what the caller passed for a source as an `Input`; raise `BatchError` if it is not valid."""
+    source_input = given if isinstance(given, Input) else Input(given)  # type: ignore[arg-type]
+    if isinstance(source_input.df, str):
+        if (
+            source_input.df != OWN
+            or source_input.order_by is not None
+            or source_input.item is not None
+            or source_input.positions
+        ):
             raise BatchError(
                 f"the input of source {name!r} is a DataFrame, or {OWN!r}, which has an order, items and positions of "
-                f"its own; not {made!r}"
+                f"its own; not {source_input!r}"
             )
-        return made
-    if not isinstance(made.df, DataFrame):
-        raise BatchError(f"the input of source {name!r} is a DataFrame, not {made.df!r:.100}")
-    if made.df.isStreaming:
+        return source_input
+    if not isinstance(source_input.df, DataFrame):
+        raise BatchError(
+            f"the input of source {name!r} is a DataFrame, not {source_input.df!r:.100}"
+        )
+    if source_input.df.isStreaming:
         raise BatchError(
             f"the input of source {name!r} is a streaming DataFrame, which has no end: read it with spark.read"
         )
-    return made
+    return source_input
 
 
-def check(flow: Flow, source: Step, given: Input) -> None:
-    """Refuse columns that are not there, or of a type that does not fit."""
-    if given.own:
+def check(flow: Flow, source: Step, source_input: Input) -> None:
+    """Raise `BatchError` if columns are missing or of a type that does not fit."""
+    if source_input.own:
         return
-    df = given.frame
+    df = source_input.frame
     fields = {field.name: field.dataType for field in df.schema.fields}
     if len(fields) < len(df.columns):
         twice = next(name for name in fields if df.columns.count(name) > 1)
         raise BatchError(f"the input of source {source.name!r} has two columns {twice!r}")
-    if given.order and len({name.lower() for name in fields}) < len(fields):
+    if source_input.order and len({name.lower() for name in fields}) < len(fields):
         raise BatchError(
-            f"the input of source {source.name!r} has columns that differ in nothing but case, which Spark takes for "
-            f"the same when it is to order by them: it has {listed(fields)}"
+            f"the input of source {source.name!r} has columns whose names differ only in case, which Spark cannot tell "
+            f"apart when it orders by them: it has {listed(fields)}"
         )
 
-    def column(name: str, step: str, what: str) -> DataType:
+    def column(name: str, step: str, action: str) -> DataType:
         if name not in fields:
             raise BatchError(
-                f"step {step!r} {what} column {name!r}, and the input of source {source.name!r} has no such column: "
+                f"step {step!r} {action} column {name!r}, and the input of source {source.name!r} has no such column: "
                 f"it has {listed(fields)}"
             )
         return fields[name]
 
-    for name in given.order:
+    for name in source_input.order:
         kind = column(name, source.name, "is to be ordered by")
         if isinstance(kind, MapType | VariantType):
             raise BatchError(
                 f"source {source.name!r} cannot be ordered by column {name!r}: a {kind.simpleString()} has no order"
             )
-    if given.item is not None or list(fields) == [VALUE]:
+    if source_input.item is not None or list(fields) == [VALUE]:
         return
     timed = column_of(source.options["clock"].time)
     if timed is not None:
@@ -156,7 +163,7 @@ def check(flow: Flow, source: Step, given: Input) -> None:
 
 
 def _takers(flow: Flow, source: Step) -> list[Step]:
-    """The steps that get the items of a source as they are."""
+    """Return the steps that get the items of a source unchanged."""
     whole, takers = {source.name}, []
     for step in flow.steps.values():
         if step.inputs and all(before.name in whole for before in step.inputs):
@@ -166,13 +173,17 @@ def _takers(flow: Flow, source: Step) -> list[Step]:
     return takers
 
 
-def feed_of(given: Input) -> Feed:
-    """What tasks are told of an input."""
-    return Feed(given.item, given.order[0] if given.order else None, bool(given.order))
+def feed_of(source_input: Input) -> Feed:
+    """Return how the tasks turn the rows of an input into records."""
+    return Feed(
+        source_input.item,
+        source_input.order[0] if source_input.order else None,
+        bool(source_input.order),
+    )
 
 
 def bounded(name: str, source: Source[Any]) -> Source[Any]:
-    """A source with nothing but what is there now."""
+    """Return a source that ends with what is there now; raise `BatchError` if it cannot."""
     try:
         return source.as_of_now()
     except NotImplementedError as error:
@@ -181,54 +192,59 @@ def bounded(name: str, source: Source[Any]) -> Source[Any]:
         ) from error
 
 
-def in_order(given: Input, judged: Judged = lambda rows, by, first: rows) -> DataFrame:
-    """The rows in order: within partitions if the places tell the rest, else over all of them.
+def in_order(
+    source_input: Input, add_bounds: AddBounds = lambda rows, by, first: rows
+) -> DataFrame:
+    """Return the rows in order: within partitions if the paths of records do the rest, else over all partitions.
 
-    `judged(rows, by, first)` may add to the rows, which are ordered `by` these columns; the user named the `first`.
+    `add_bounds(rows, by, first)` may add columns to the rows, which are ordered by the columns `by`, the first of which
+    the user named.
     """
-    if not given.order:
-        return given.frame
-    rows = given.frame.withColumn(_ROW, F.monotonically_increasing_id())
+    if not source_input.order:
+        return source_input.frame
+    rows = source_input.frame.withColumn(_ROW, F.monotonically_increasing_id())
     kind = (
-        to_arrow_schema(given.frame.select(named(given.order[0])).schema, timezone="UTC")
+        to_arrow_schema(
+            source_input.frame.select(named(source_input.order[0])).schema, timezone="UTC"
+        )
         .field(0)
         .type
     )
-    by = [*map(named, given.order), F.col(_ROW)]
-    rows = judged(rows, by, by[0])
-    if len(given.order) == 1 and as_order(pa.array([], kind)) is not None:
+    by = [*map(named, source_input.order), F.col(_ROW)]
+    rows = add_bounds(rows, by, by[0])
+    if len(source_input.order) == 1 and as_order(pa.array([], kind)) is not None:
         return rows.sortWithinPartitions(*by).drop(_ROW)
     return rows.sort(*by).drop(_ROW)
 
 
 def named(name: str) -> Any:
-    """The column of this very name, dots and all."""
+    """Return the column of exactly this name, even with dots in it."""
     escaped = name.replace("`", "``")
     return F.col(f"`{escaped}`")
 
 
 def partitions_for(spark: SparkSession, inputs: Sequence[DataFrame]) -> int:
-    """Enough parts for all cores, and none with more than some hundred MiB of the input, as far as Spark knows that."""
+    """Return a number of parts: enough for all cores, and small enough for tasks, as far as Spark knows the sizes."""
     try:
         cores = spark.sparkContext.defaultParallelism
         size = sum(
             int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
             for df in inputs
         )
-    except Exception:  # Spark Connect has neither
+    except Exception:  # Spark Connect knows neither cores nor sizes
         return int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    if size >= _UNKNOWN:
+    if size >= _UNKNOWN_BYTES:
         return 4 * cores
-    return max(2 * cores, min(MOST_PARTS, size // BYTES))
+    return max(2 * cores, min(MAX_PARTS, size // BYTES_PER_TASK))
 
 
 def partition() -> int:
-    """The number of the partition this task works on."""
+    """Return the number of the partition this task works on."""
     context = TaskContext.get()
     assert context is not None
     return context.partitionId()
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a message."""
+    """Return names as text for a message."""
     return ", ".join(map(repr, names)) or "none"

@@ -1,20 +1,20 @@
-"""Kinds: what type of column holds all states of a step, and states as values of such a column.
+"""Find the type of column that holds all states of a step (its kind), and convert states to values of such a column.
 
 State is whatever a user's functions keep. A column has one type. Rules:
 
-1. **Nothing is lost and nothing is invented.** The kind of a column is the least that holds every value that was seen.
-   It does not depend on the order in which they are seen, so parts of a table can be looked at by many, and merged.
-2. Whole numbers are `bigint`. With fractions among them they are `double`. Ones of more than 64 bits make a column of
-   text, unless there are fractions.
-3. Dicts are structs, of all names that any of them has. They are maps if there are more than `MOST_NAMES` names, if two
-   differ in nothing but capitals (Spark could not tell them apart), or if a key is no text: then names are data.
-4. Lists, sets and deques are arrays. Tuples of one length are structs `_1`, `_2`, …; of several, arrays.
-5. What has nothing in common is text, as `from_json` of Spark has it: text as it is, all else as JSON.
-6. A value that a type does not hold is an error which says where it is. A struct that a user has written may leave
-   names out; one that was guessed from a sample (`strict`) may not.
+1. **Nothing is lost and nothing is invented.** The kind of a column is the narrowest that holds every value seen. It
+   does not depend on the order of the values, so many tasks can look at parts of a table and merge their results.
+2. Whole numbers are `bigint`. With fractions among them they are `double`. Whole numbers of more than 64 bits make a
+   column of text, unless there are fractions.
+3. Dicts are structs, of all names that any of them has. They are maps if there are more than `MAX_STRUCT_NAMES` names,
+   if two names differ only in case (Spark could not tell them apart), or if a key is not text: then names are data.
+4. Lists, sets and deques are arrays. Tuples of one length are structs `_1`, `_2`, …; of several lengths, arrays.
+5. Values that have no kind in common are text, as Spark's `from_json` has it: text as it is, all else as JSON.
+6. A value that does not fit its type is an error which says where the value is. A struct that a user has written may
+   leave names out; a struct that was inferred from a sample (`strict`) may not.
 
-Kinds are plain data, as they travel between processes: "null", "bool", "long", "big", "double", "string", "time",
-"any", or `["list", kind]`, `["map", kind]`, `["struct", {name: kind}]`, `["tuple", [kind, …]]`.
+Kinds are plain data, so that they can travel between processes: "null", "bool", "long", "big", "double", "string",
+"time", "any", or `["list", kind]`, `["map", kind]`, `["struct", {name: kind}]`, `["tuple", [kind, …]]`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from railgun.errors import RailgunError
 Kind = str | list[Any]
 Fit = Callable[[Any], Any]
 
-MOST_NAMES: Final = 100
-MOST_ITEMS: Final = 22  # of a tuple that is a struct, as in Scala
+MAX_STRUCT_NAMES: Final = 100
+MAX_TUPLE_ITEMS: Final = 22  # of a tuple that becomes a struct, as in Scala
 
 _NUMBERS: Final = {"long": 0, "big": 1, "double": 2}
 _ATOMS: Final = frozenset((type(None), bool, int, float))
-_LEAST: Final = -(1 << 63)
-_MOST: Final = (1 << 63) - 1
+_MIN_LONG: Final = -(1 << 63)
+_MAX_LONG: Final = (1 << 63) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -55,7 +55,7 @@ class MisfitError(RailgunError):
 
 
 def misfit(place: str, value: Any, wanted: str) -> MisfitError:
-    """This value is in that place, where something else was wanted."""
+    """Return the error for a value at `place`, where a `wanted` was expected."""
     text = json.dumps(value, ensure_ascii=False, default=as_text)
     shown = text if len(text) <= 80 else f"{text[:77]}..."
     return MisfitError(f"column {place}: {shown} is no {wanted}")
@@ -63,7 +63,7 @@ def misfit(place: str, value: Any, wanted: str) -> MisfitError:
 
 # ------------------------------------------------------------ opening pickles
 
-# Types of data that Python's own pickles name: to make one of them runs nothing of anybody's.
+# Types of data that Python's own pickles name: creating one of them runs no code of users.
 _HARMLESS: Final = {
     (kind.__module__, kind.__qualname__): kind
     for kind in (
@@ -75,34 +75,34 @@ _HARMLESS: Final = {
 
 
 class SealedError(Exception):
-    """A pickle names something that is more than data."""
+    """A pickle names a class that is not plain data."""
 
 
-class _Opener(pickle.Unpickler):
+class _DataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = _HARMLESS.get((module, name))
-        if found is None:
+        kind = _HARMLESS.get((module, name))
+        if kind is None:
             raise SealedError(f"{module}.{name}")
-        return found
+        return kind
 
 
-def opened(data: bytes) -> Any:
-    """What is in a pickle, if it is made of Python's own types of data: nothing else is looked up, so nothing runs.
+def unpickle_data(data: bytes) -> Any:
+    """Unpickle data made only of Python's own types of data; no other class is looked up, so no foreign code runs.
 
-    Raises `SealedError` if there is more in it, and whatever pickle raises.
+    Raise `SealedError` if the pickle names another class, and whatever `pickle` raises.
     """
-    return _Opener(io.BytesIO(data)).load()
+    return _DataUnpickler(io.BytesIO(data)).load()
 
 
 # ------------------------------------------------------------ values
 
 
 class Entries(dict[str, Any]):
-    """A dict whose keys are no text: they are data, and shown as text."""
+    """A dict whose keys are not text: they are data, and shown as text."""
 
 
 def plain(value: Any) -> Any:
-    """A state as None, bool, int, float, str, datetime (of a time zone), list, tuple, dict or `Entries`, throughout."""
+    """Return a state made only of None, bool, int, float, str, datetime (in UTC), list, tuple, dict and `Entries`."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -122,7 +122,7 @@ def plain(value: Any) -> Any:
 
 
 def _names(keys: Iterable[Any]) -> list[str]:
-    """Keys as text; as Python shows them, if two would be the same."""
+    """Return keys as text; or as Python shows them, if two of those texts would be the same."""
     names = [as_text(plain(key)) or "null" for key in keys]
     return names if len(set(names)) == len(names) else [plain(repr(key)) for key in keys]
 
@@ -146,14 +146,14 @@ def _plain_object(value: Any) -> Any:
     for base in (int, float, str):
         if isinstance(value, base):
             return plain(base(value))
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy
-        made = value.tolist()
-        return plain(made) if type(made) is not type(value) else repr(made)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # a numpy value
+        converted = value.tolist()
+        return plain(converted) if type(converted) is not type(value) else repr(converted)
     return plain(repr(value))
 
 
 def as_text(value: Any) -> str | None:
-    """A plain value as a column of text has it."""
+    """Return a plain value as a column of text holds it."""
     if value is None or type(value) is str:
         return value
     if isinstance(value, datetime):
@@ -162,7 +162,7 @@ def as_text(value: Any) -> str | None:
 
 
 def identity(value: Any) -> Any:
-    """What two plain values have in common if they are the same, in type too; in what order a dict was made is not."""
+    """Return a value that is equal for equal plain values of equal types, whatever the order of dicts."""
     if isinstance(value, dict):
         return type(value), sorted((key, identity(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -170,10 +170,10 @@ def identity(value: Any) -> Any:
     return type(value), repr(value)
 
 
-def same(one: tuple[str | None, bytes | None], other: tuple[str | None, bytes | None]) -> bool:
-    """Whether two states that are written differently are the same: as far as can be seen without running them."""
+def same(first: tuple[str | None, bytes | None], second: tuple[str | None, bytes | None]) -> bool:
+    """Return whether two states with different bytes are the same, as far as can be seen without running their code."""
     try:
-        return bool(_identity(*one) == _identity(*other))
+        return bool(_identity(*first) == _identity(*second))
     except Exception:
         return False
 
@@ -181,17 +181,17 @@ def same(one: tuple[str | None, bytes | None], other: tuple[str | None, bytes | 
 def _identity(text: str | None, pickled: bytes | None) -> Any:
     if text is not None:
         return identity(from_json([text])[0])
-    return None if pickled is None else identity(plain(opened(pickled)))
+    return None if pickled is None else identity(plain(unpickle_data(pickled)))
 
 
 # ------------------------------------------------------------ kinds of values
 
 
 def kind_of(value: Any) -> Kind:
-    """The kind of a plain value."""
+    """Return the kind of a plain value."""
     kind = type(value)
     if kind is int:
-        return "long" if _LEAST <= value <= _MOST else "big"
+        return "long" if _MIN_LONG <= value <= _MAX_LONG else "big"
     if kind is str:
         return "string"
     if kind is float:
@@ -202,7 +202,7 @@ def kind_of(value: Any) -> Kind:
         return "bool"
     if kind is dict:
         return _settled({name: kind_of(item) for name, item in value.items()})
-    if kind is tuple and 0 < len(value) <= MOST_ITEMS:
+    if kind is tuple and 0 < len(value) <= MAX_TUPLE_ITEMS:
         return ["tuple", [kind_of(item) for item in value]]
     if kind is list or kind is tuple:
         return ["list", merged_all(map(kind_of, value))]
@@ -212,38 +212,40 @@ def kind_of(value: Any) -> Kind:
 
 
 def merged_all(kinds: Iterable[Kind]) -> Kind:
-    """The least kind that holds the values of all these."""
+    """Return the narrowest kind that holds the values of all these kinds."""
     nothing: Kind = "null"
     return reduce(merged, kinds, nothing)
 
 
-def merged(one: Kind, other: Kind) -> Kind:
-    """The least kind that holds the values of both."""
-    if one == other or other == "null":
-        return one
-    if one == "null":
-        return other
-    if isinstance(one, str) and isinstance(other, str):
-        if one in _NUMBERS and other in _NUMBERS:
-            return max(one, other, key=_NUMBERS.__getitem__)
+def merged(first: Kind, second: Kind) -> Kind:
+    """Return the narrowest kind that holds the values of both kinds."""
+    if first == second or second == "null":
+        return first
+    if first == "null":
+        return second
+    if isinstance(first, str) and isinstance(second, str):
+        if first in _NUMBERS and second in _NUMBERS:
+            return max(first, second, key=_NUMBERS.__getitem__)
         return "any"
-    if isinstance(one, str) or isinstance(other, str):
+    if isinstance(first, str) or isinstance(second, str):
         return "any"
-    names = {one[0], other[0]}
+    names = {first[0], second[0]}
     if names == {"struct"}:
-        fields = {name: merged(kind, other[1].get(name, "null")) for name, kind in one[1].items()}
-        return _settled(fields | {name: k for name, k in other[1].items() if name not in fields})
+        fields = {
+            name: merged(kind, second[1].get(name, "null")) for name, kind in first[1].items()
+        }
+        return _settled(fields | {name: k for name, k in second[1].items() if name not in fields})
     if names <= {"struct", "map"}:
-        return ["map", merged(_inside(one), _inside(other))]
-    if names == {"tuple"} and len(one[1]) == len(other[1]):
-        return ["tuple", list(map(merged, one[1], other[1]))]
+        return ["map", merged(_inside(first), _inside(second))]
+    if names == {"tuple"} and len(first[1]) == len(second[1]):
+        return ["tuple", list(map(merged, first[1], second[1]))]
     if names <= {"tuple", "list"}:
-        return ["list", merged(_inside(one), _inside(other))]
+        return ["list", merged(_inside(first), _inside(second))]
     return "any"
 
 
 def _settled(fields: dict[str, Kind]) -> Kind:
-    if len(fields) > MOST_NAMES or len({name.lower() for name in fields}) < len(fields):
+    if len(fields) > MAX_STRUCT_NAMES or len({name.lower() for name in fields}) < len(fields):
         return ["map", merged_all(fields.values())]
     return ["struct", fields]
 
@@ -255,7 +257,7 @@ def _inside(kind: Kind) -> Kind:
 
 
 def arrow_of(kind: Kind) -> pa.DataType | None:
-    """The type that Arrow reads JSON of this kind as, and of no other; None if there is none."""
+    """Return the type that Arrow reads JSON of this kind as, and of no other; None if there is no such type."""
     if isinstance(kind, str):
         return _ARROW.get(kind)
     if kind[0] == "list":
@@ -280,15 +282,15 @@ _ARROW: Final = {
 
 
 def type_of(kind: Kind) -> t.DataType:
-    """The type of a column of this kind."""
+    """Return the type of a column of this kind."""
     if isinstance(kind, str):
         return _TYPES.get(kind, t.StringType())
-    what, inner = kind
-    if what == "list":
+    family, inner = kind
+    if family == "list":
         return t.ArrayType(type_of(inner))
-    if what == "map" or not inner:  # dicts that are all empty: Spark has no struct without fields
+    if family == "map" or not inner:  # dicts that are all empty: Spark has no struct without fields
         return t.MapType(t.StringType(), type_of(inner or "null"))
-    fields = inner.items() if what == "struct" else ((f"_{n}", k) for n, k in enumerate(inner, 1))
+    fields = inner.items() if family == "struct" else ((f"_{n}", k) for n, k in enumerate(inner, 1))
     return t.StructType([t.StructField(name, type_of(field)) for name, field in fields])
 
 
@@ -307,7 +309,7 @@ _WHOLE: Final[dict[type[t.DataType], int]] = {
 
 
 def reads_as_json(wanted: t.DataType) -> bool:
-    """Whether Arrow makes such columns of JSON just as `fit` does, wherever it makes them at all."""
+    """Return whether Arrow, wherever it can read JSON as this type, returns the same values as `fit`."""
     if isinstance(wanted, t.StructType):
         return all(reads_as_json(field.dataType) for field in wanted)
     if isinstance(wanted, t.ArrayType):
@@ -316,13 +318,13 @@ def reads_as_json(wanted: t.DataType) -> bool:
 
 
 def fit(wanted: t.DataType, place: str, strict: bool = False) -> Fit:
-    """A function that makes values for a column of this type of plain ones; `MisfitError` names the place."""
+    """Return a function that converts plain values to values of `wanted`; its `MisfitError` names `place`."""
     make = _fit(wanted, place, strict)
 
-    def made(value: Any) -> Any:
+    def fit_or_none(value: Any) -> Any:
         return None if value is None else make(value)
 
-    return made
+    return fit_or_none
 
 
 def _fit(wanted: t.DataType, place: str, strict: bool) -> Fit:
@@ -341,7 +343,7 @@ def _fit(wanted: t.DataType, place: str, strict: bool) -> Fit:
         def array(value: Any) -> Any:
             if not isinstance(value, list | tuple):
                 raise refuse(value)
-            return [item(one) for one in value]
+            return [item(element) for element in value]
 
         return array
     if isinstance(wanted, t.MapType) and isinstance(wanted.keyType, t.StringType):
@@ -350,7 +352,7 @@ def _fit(wanted: t.DataType, place: str, strict: bool) -> Fit:
         def mapped(value: Any) -> Any:
             if not isinstance(value, dict):
                 raise refuse(value)
-            return [(key, inner(one)) for key, one in value.items()]
+            return [(key, inner(element)) for key, element in value.items()]
 
         return mapped
     if type(wanted) in _WHOLE:
@@ -385,7 +387,7 @@ def _fit(wanted: t.DataType, place: str, strict: bool) -> Fit:
 
         def when(value: Any) -> Any:
             try:
-                return moment(value)
+                return as_datetime(value)
             except (ValueError, OverflowError):
                 raise refuse(value) from None
 
@@ -396,16 +398,16 @@ def _fit(wanted: t.DataType, place: str, strict: bool) -> Fit:
     )  # fmt: skip
 
 
-def moment(value: Any) -> datetime:
-    """A datetime, a text of ISO 8601 (UTC if it says nothing else), or microseconds since 1970, as in flows."""
+def as_datetime(value: Any) -> datetime:
+    """Return a time from a datetime, ISO 8601 text (UTC unless it names a zone), or microseconds since 1970."""
     if type(value) is int:
         return _EPOCH + timedelta(microseconds=value)
-    found = value if isinstance(value, datetime) else None
+    when = value if isinstance(value, datetime) else None
     if type(value) is str:
-        found = datetime.fromisoformat(value)
-    if found is None:
+        when = datetime.fromisoformat(value)
+    if when is None:
         raise ValueError(value)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    return when.replace(tzinfo=UTC) if when.tzinfo is None else when
 
 
 def _fit_struct(wanted: t.StructType, place: str, strict: bool) -> Fit:
@@ -416,8 +418,8 @@ def _fit_struct(wanted: t.StructType, place: str, strict: bool) -> Fit:
     def struct(value: Any) -> Any:
         if isinstance(value, dict):
             if strict and not names >= value.keys():
-                more = next(name for name in value if name not in names)
-                raise misfit(f"{place}.{more}", value[more], "field of this table")
+                extra = next(name for name in value if name not in names)
+                raise misfit(f"{place}.{extra}", value[extra], "field of this table")
             return {name: make(value.get(name)) for name, make in fields}
         if numbered and isinstance(value, list | tuple) and len(value) == len(fields):
             return {name: make(item) for (name, make), item in zip(fields, value, strict=True)}

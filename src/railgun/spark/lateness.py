@@ -1,9 +1,9 @@
-"""Which rows of an ordered DataFrame are late: judged as if the DataFrame were one part of the source.
+"""Find which rows of an ordered DataFrame are late, as if the DataFrame were one part of the source.
 
 A row is late if it is older than the bound before it: the latest time of all rows before it, less the lateness (see
-`engine.protocol.frontier.late_rows`). That is a running maximum over the whole DataFrame. In one task it would be slow,
-so rows are divided into buckets of neighbours, by the first column of the order: the running maximum within a bucket is
-found by the bucket's task, and the maximum of all buckets before it in one short table.
+`engine.protocol.frontier.late_rows`). That is a running maximum over the whole DataFrame, which would be slow in one
+task. So rows are divided into buckets of neighbours, by the first column of the order: each bucket's task computes the
+running maximum within the bucket, and one short table has the maximum of all buckets before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # as everybody calls it  # noqa: N812  # as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
 from pyspark.sql.types import (
     DateType,
     LongType,
@@ -33,17 +33,18 @@ from railgun.engine.operators.reading import Clock
 from railgun.engine.protocol.frontier import LAST, MIN
 from railgun.errors import pass_interrupt
 
-BUCKETS: Final = 256
-_ACCURACY: Final = 10_000  # of the edges of buckets: their sizes differ by a 10,000th of the rows
+BUCKET_COUNT: Final = 256
+# Of the edges of buckets: bucket sizes differ by at most a 10,000th of the rows
+_ACCURACY: Final = 10_000
 _BUCKET: Final = "__railgun_bucket"
 _EDGES: Final = "__railgun_edges"
 _TIME: Final = "__railgun_time"
 _LATEST: Final = "__railgun_latest"
-_DIVIDED: Final = (NumericType, DateType, TimestampType, TimestampNTZType)
+_BUCKETED_TYPES: Final = (NumericType, DateType, TimestampType, TimestampNTZType)
 
 
-def is_judged(feed: Feed, clock: Clock) -> bool:
-    """Return whether any row of an input can be late: not without times or an order, nor in the order of times."""
+def can_have_late_rows(feed: Feed, clock: Clock) -> bool:
+    """Return whether rows of an input can be late: only with times and with an order that differs from theirs."""
     if clock.time is None or feed.order is None:
         return False
     return feed.item is not None or column_of(clock.time) != feed.order
@@ -52,10 +53,10 @@ def is_judged(feed: Feed, clock: Clock) -> bool:
 def with_bounds(
     rows: DataFrame, order: Sequence[Column], first: Column, *, batch: Batch, source: str
 ) -> DataFrame:
-    """Add to each row the bound before it, as column `BOUND`; `MIN` for the first one.
+    """Add to each row the bound before it, as column `BOUND`; `MIN` for the first row.
 
-    `order`: the columns that rows are ordered by, no two rows alike; `first`: the first of them. `batch` tells how the
-    rows of `source` become records.
+    `order`: the columns by which rows are ordered, unique for each row; `first`: the first of them. `batch` has the
+    settings by which the rows of `source` become records.
     """
     clock, feed = _clock(batch, source), batch.feeds[source]
     columns = rows.columns
@@ -85,12 +86,12 @@ def _clock(batch: Batch, source: str) -> Clock:
 
 
 def _bucketed(rows: DataFrame, first: Column) -> DataFrame:
-    """Add the bucket of each row: those of a bucket are neighbours, and rows that are alike in `first` are together."""
+    """Add to each row its bucket: a bucket has neighbours, and rows with equal values of `first` share a bucket."""
     kind = rows.select(first).schema.fields[0].dataType
-    if not isinstance(kind, _DIVIDED):
+    if not isinstance(kind, _BUCKETED_TYPES):
         return rows.withColumn(_BUCKET, F.lit(0))
-    shares = F.array(*(F.lit(number / BUCKETS) for number in range(1, BUCKETS)))
-    edges = rows.agg(F.percentile_approx(first, shares, _ACCURACY).alias(_EDGES))
+    quantiles = F.array(*(F.lit(number / BUCKET_COUNT) for number in range(1, BUCKET_COUNT)))
+    edges = rows.agg(F.percentile_approx(first, quantiles, _ACCURACY).alias(_EDGES))
     below = F.filter(_EDGES, lambda edge: edge < first)
     bucket = F.coalesce(F.size(below), F.lit(0))  # nulls come first
     return rows.crossJoin(F.broadcast(edges)).withColumn(_BUCKET, bucket).drop(_EDGES)
@@ -106,7 +107,7 @@ def _add_times(
     assert clock.time is not None
 
     def time_of(row: Any) -> int | None:
-        """Return the time of a row; None if it has none. The flow itself tells of that, where it works on the row."""
+        """Return the time of a row, or None if it has none; the flow reports that when it works on the row."""
         assert clock.time is not None
         try:
             time = int(clock.time(row if item is None else item(row)))

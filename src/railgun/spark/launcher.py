@@ -1,15 +1,15 @@
-"""Workers as Spark tasks: one job of one task per worker, from one thread each.
+"""Run workers as Spark tasks: each worker is one job with one task, submitted from a thread of its own.
 
 So workers are added, ended and lost one by one. Rules:
 
-- A job group per (job, run of it, worker, incarnation), so that cancelling one worker touches no other, and
-  can be asked for before Spark has even heard of its job.
-- Spark's retries are not used. An attempt that fails is the end of the incarnation: its job is
-  cancelled as soon as that is seen, and a second attempt that began before refuses to run
-  (`task.py`). Whether the worker runs again is the controller's decision.
-- A worker has ended when Spark knows of no running task of it, which is after its process is dead:
-  a cancelled job is over for Spark at once, its process lives on for a second or more.
-- The session is not ours to stop.
+- Each (job, run of it, worker, incarnation) has a job group. So cancelling one worker touches no other, and is possible
+  even before Spark knows its job.
+- Spark's retries are not used. When an attempt fails, the incarnation ends: its job is cancelled as soon as the failure
+  is seen, and a second attempt that began before refuses to run (`task.py`). The controller decides whether the worker
+  runs again.
+- A worker has ended when Spark has no running task of it, which is after its process is dead. For Spark a cancelled job
+  is over at once; its process lives on for a second or more.
+- The launcher never stops the session, which belongs to the caller.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = ["LaunchedTwiceError", "SparkLauncher"]
 
 POOL = "railgun"
 SPARK_ERRORS = (Py4JError, PySparkException, OSError, AttributeError, AssertionError)
-"""What calls into Spark raise; the last two where it has been stopped and its objects are gone."""
+"""Errors that calls into Spark raise; the last two when it has been stopped and its objects are gone."""
 Key = tuple[str, int, int]
 
 
 class LaunchedTwiceError(RailgunError):
-    """An incarnation of a worker is launched once: this is a bug in the one who launches."""
+    """An incarnation of a worker was launched twice, which is a bug of the caller."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,9 +59,9 @@ class _Worker:
     cancelled: bool = False
     lost: WorkerFailure | None = None
     jobs: int = 0
-    """How many were submitted for it: one, and one more for each used process it met."""
+    """The number of jobs submitted for this worker: one, and one more for each used process it met."""
     stages: list[int] = field(default_factory=list)
-    """Of these jobs, one each, as far as Spark has told."""
+    """The stages of these jobs, one each, as far as Spark has reported them."""
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -71,7 +71,7 @@ class _Worker:
 
     @property
     def description(self) -> str:
-        """As it stands in Spark's UI."""
+        """Return the text for Spark's UI."""
         spec = self.spec
         return f"railgun {spec.job} worker {spec.worker} (incarnation {spec.incarnation})"
 
@@ -79,10 +79,10 @@ class _Worker:
 class SparkLauncher:
     """Launches the workers of a job on a Spark session.
 
-    `workers` is how many there will be at first: a local session with fewer slots is refused.
-    `entry` is what a worker runs; by default the worker of the Railgun installed on the executors.
-    `patience` is how long, in seconds, a cancelled worker on an executor that does not answer is
-    waited for; from then on the controller's fence by incarnation is all there is against it.
+    `workers`: the number of workers at first; a local session with fewer slots is refused. `entry`: the function that a
+    worker runs; by default the worker of the Railgun installed on the executors. `timeout_s`: how long to wait for a
+    cancelled worker on an executor that does not answer; after that, only the controller's fencing by incarnation keeps
+    it out.
     """
 
     def __init__(
@@ -91,20 +91,20 @@ class SparkLauncher:
         *,
         workers: int = 0,
         entry: task.Entry | None = None,
-        patience: float = 30.0,
-        poll: float = 0.5,
+        timeout_s: float = 30.0,
+        poll_s: float = 0.5,
     ) -> None:
         check(session, workers)
         self._context: SparkContext = session.sparkContext
         self._conf = dict(self._context.getConf().getAll())
-        self._body = task.body(entry)
-        self._patience = patience
-        self._poll = poll
+        self._task_body = task.body(entry)
+        self._timeout_s = timeout_s
+        self._poll_s = poll_s
         self._profile = self._own_profile()
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._launched: set[Key] = set()
         self._running: dict[Key, _Worker] = {}
-        # A job may be run again in the same session, and what is cancelled of a group is so for ever.
+        # A job may run again in the same session, and a cancelled group stays cancelled for ever.
         self._run_name = secrets.token_hex(4)
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
@@ -118,14 +118,14 @@ class SparkLauncher:
     # ------------------------------------------------------------------ what the controller calls
 
     def refuse(self, workers: int) -> None:
-        """Raise `TooFewSlotsError` if the master is local and has fewer slots than so many workers need."""
+        """Raise `TooFewSlotsError` if the master is local and has fewer slots than `workers` workers need."""
         refuse(self._conf, workers)
 
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
-        """Start a worker; returns at once. `ended` is called once, from another thread."""
+        """Start a worker and return at once. `ended` is called once, from another thread, when the worker has ended."""
         worker = _Worker(spec, ended, self._run_name)
         key = _key(spec)
-        with self._guard:
+        with self._lock:
             if key in self._launched:
                 raise LaunchedTwiceError(f"{worker.description} has been launched before")
             self._launched.add(key)
@@ -139,8 +139,8 @@ class SparkLauncher:
             threading.Thread(target=self._report, args=(worker, stopped), daemon=True).start()
 
     def cancel(self, spec: WorkerSpec) -> None:
-        """End a worker by force; nothing happens if it has ended or never was."""
-        with self._guard:
+        """End a worker by force; do nothing if it has ended or was never launched."""
+        with self._lock:
             worker = self._running.get(_key(spec))
             if worker is None:
                 return
@@ -148,8 +148,8 @@ class SparkLauncher:
         self._cancel(worker)
 
     def pending(self, spec: WorkerSpec) -> bool:
-        """Whether it waits for a slot: it was launched, and Spark has not begun its task."""
-        with self._guard:
+        """Return whether a worker waits for a slot: it was launched, and Spark has not begun its task."""
+        with self._lock:
             worker = self._running.get(_key(spec))
         if worker is None:
             return False
@@ -162,41 +162,43 @@ class SparkLauncher:
         return True
 
     def close(self) -> None:
-        """End all workers and wait for them; the session stays."""
+        """End all workers and wait for them; leave the session running."""
         self._closed.set()
-        with self._guard:
-            left = list(self._running.values())
-            for worker in left:
+        with self._lock:
+            remaining = list(self._running.values())
+            for worker in remaining:
                 worker.cancelled = True
-        for worker in left:
+        for worker in remaining:
             self._cancel(worker)
-        deadline = time.monotonic() + 2 * self._patience
-        for worker in left:
+        deadline = time.monotonic() + 2 * self._timeout_s
+        for worker in remaining:
             worker.done.wait(max(0.0, deadline - time.monotonic()))
         if self._watch is not None:
-            self._watch.join(timeout=self._patience)
+            self._watch.join(timeout=self._timeout_s)
 
     # ------------------------------------------------------------------ the thread of a worker
 
     def _run(self, worker: _Worker) -> None:
-        told: WorkerFailure | None
+        failure_of_worker: WorkerFailure | None
         try:
             if self._closed.is_set():
-                told = failure.LauncherClosedError("the launcher is closed: nothing can start")
+                failure_of_worker = failure.LauncherClosedError(
+                    "the launcher is closed: nothing can start"
+                )
             elif worker.cancelled:
-                told = failure.CancelledError("it was cancelled before it began")
+                failure_of_worker = failure.CancelledError("it was cancelled before it began")
             else:
-                told = self._run_job(worker)
+                failure_of_worker = self._run_job(worker)
         except Exception as error:
-            told = failure.SparkJobError(f"{type(error).__name__}: {error}")
-        self._report(worker, told)
+            failure_of_worker = failure.SparkJobError(f"{type(error).__name__}: {error}")
+        self._report(worker, failure_of_worker)
 
     def _run_job(self, worker: _Worker) -> WorkerFailure | None:
         context = self._context
         try:
             context.setJobGroup(worker.group, worker.description, interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", POOL)
-            rdd = context.parallelize([task.row_of(worker.spec)], 1).mapPartitions(self._body)
+            rdd = context.parallelize([task.row_of(worker.spec)], 1).mapPartitions(self._task_body)
             if self._profile is not None:
                 rdd = rdd.withResources(self._profile)
             outcome = (task.USED, "")
@@ -213,36 +215,36 @@ class SparkLauncher:
                 self._await_end(worker, since)
             if worker.lost is not None:
                 return worker.lost
-            told = failure.of_spark(str(error), stopped)
-            if worker.cancelled and not isinstance(told, failure.SparkStoppedError):
+            cause = failure.of_spark(str(error), stopped)
+            if worker.cancelled and not isinstance(cause, failure.SparkStoppedError):
                 return failure.CancelledError("it was cancelled")
-            return told
+            return cause
 
     def _await_end(self, worker: _Worker, since: float) -> None:
-        """Until no task of it is running, which is when its process is gone."""
+        """Wait until no task of the worker is running, which is when its process is gone."""
         if seconds(self._conf.get("spark.ui.liveUpdate.period", "100ms")) > 0:
-            # Somebody else's session: its status lags behind. This is how long Spark takes to kill.
-            kill = 2 + seconds(self._conf.get("spark.python.task.killTimeout", "2s")) + 1
-            self._pause(since + kill)
-        quiet = 0  # a task may have begun at the very moment of the cancel: so look twice
-        while quiet < 2 and time.monotonic() < since + self._patience:
+            # A session of the user's: its status lags behind. Spark takes at most this long to kill the process.
+            kill_s = 2 + seconds(self._conf.get("spark.python.task.killTimeout", "2s")) + 1
+            self._pause(since + kill_s)
+        idle_looks = 0  # a task may begin at the very moment of the cancel: look twice
+        while idle_looks < 2 and time.monotonic() < since + self._timeout_s:
             try:
                 stages = self._stages(worker)
                 busy = self._job_is_on(worker) or any(stage.numActiveTasks() for stage in stages)
             except SPARK_ERRORS:
                 return
-            quiet = 0 if busy else quiet + 1
+            idle_looks = 0 if busy else idle_looks + 1
             self._pause(time.monotonic() + 0.05)
 
     @staticmethod
     def _pause(until: float) -> None:
         time.sleep(max(0.0, until - time.monotonic()))
 
-    def _report(self, worker: _Worker, told: WorkerFailure | None) -> None:
-        with self._guard:
+    def _report(self, worker: _Worker, cause: WorkerFailure | None) -> None:
+        with self._lock:
             self._running.pop(_key(worker.spec), None)
         try:
-            worker.ended(worker.spec, None if told is None else str(told))
+            worker.ended(worker.spec, None if cause is None else str(cause))
         finally:
             worker.done.set()
 
@@ -250,22 +252,22 @@ class SparkLauncher:
 
     def _cancel(self, worker: _Worker) -> None:
         try:
-            # Jobs of the group that come later, too: ours may not have been submitted yet.
+            # This cancels later jobs of the group too: the worker's job may not have been submitted yet.
             self._context._jsc.sc().cancelJobGroupAndFutureJobs(worker.group)
         except SPARK_ERRORS:
-            return  # stopped: the thread of the worker sees it as well
+            return  # stopped: the worker's thread notices it as well
 
     def _stages(self, worker: _Worker) -> list[Any]:
-        """What Spark knows of its stages, in their order. Asks for as little as it can."""
+        """Return what Spark knows of the worker's stages, in their order, with as few calls as possible."""
         tracker = self._context._jsc.statusTracker()
         if len(worker.stages) < worker.jobs:
             jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(worker.group)]
             worker.stages = sorted(stage for job in jobs if job for stage in job.stageIds())
-        found = [tracker.getStageInfo(stage) for stage in worker.stages]
-        return [info for info in found if info is not None]
+        infos = [tracker.getStageInfo(stage) for stage in worker.stages]
+        return [info for info in infos if info is not None]
 
     def _job_is_on(self, worker: _Worker) -> bool:
-        """Whether Spark's books say that its job runs; they are written a little later."""
+        """Return whether Spark's status store says that the worker's job runs; the store lags a little."""
         tracker = self._context._jsc.statusTracker()
         infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(worker.group)]
         return any(info is not None and str(info.status()) == "RUNNING" for info in infos)
@@ -277,9 +279,9 @@ class SparkLauncher:
             return True
 
     def _watch_all(self) -> None:
-        """Sees attempts that failed, so that no worker waits for a retry nobody wants."""
-        while not self._closed.wait(self._poll):
-            with self._guard:
+        """Watch for attempts that failed, and cancel their jobs, so that no worker waits for a retry."""
+        while not self._closed.wait(self._poll_s):
+            with self._lock:
                 workers = [worker for worker in self._running.values() if worker.lost is None]
             for worker in workers:
                 try:
@@ -290,7 +292,7 @@ class SparkLauncher:
                     break
 
     def _why_failed(self, worker: _Worker) -> str:
-        """What Spark has noted of the attempt that failed."""
+        """Return the error message that Spark has stored for the attempt that failed."""
         try:
             store = self._context._jsc.sc().statusStore()
             for stage in worker.stages:
@@ -301,12 +303,13 @@ class SparkLauncher:
                         return str(message.get())
         except SPARK_ERRORS:
             pass
-        return "its task failed, and Spark does not tell why"
+        return "its task failed, and Spark gives no reason"
 
     def _own_profile(self) -> ResourceProfile | None:
-        """Executors for workers alone, where they come and go by dynamic allocation.
+        """Return a profile for executors that only workers use, if executors come and go by dynamic allocation; else
+        None.
 
-        Those of queries hold shuffle data, and are kept for it long after the last task.
+        Executors of queries hold shuffle data, and would be kept for it long after their last task.
         """
         if not is_true(self._conf, "spark.dynamicAllocation.enabled"):
             return None

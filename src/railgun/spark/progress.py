@@ -1,4 +1,4 @@
-"""How far Spark is with what this thread has asked of it: tasks done, of all there are."""
+"""Report how far Spark is with its current jobs: tasks done, of all tasks."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-EVERY: Final = 0.5  # seconds
-Tell = Callable[[dict[str, Any]], None]
+POLL_S: Final = 0.5
+OnProgress = Callable[[dict[str, Any]], None]
 
 
 @contextmanager
-def watched(spark: SparkSession, tell: Tell) -> Iterator[None]:
-    """Within this, `tell` is called now and then with what is being done: `what`, and how many `tasks` are `done`."""
-    over = threading.Event()
+def watched(spark: SparkSession, on_progress: OnProgress) -> Iterator[None]:
+    """Call `on_progress` now and then in the block, with the step (`what`) and how many `tasks` are `done`."""
+    done = threading.Event()
 
     def watch() -> None:
-        while not over.wait(EVERY):
+        while not done.wait(POLL_S):
             with suppress(PySparkException, Py4JError, OSError):
-                told = look(spark)
-                if told is not None:
-                    tell(told)
+                status = current_progress(spark)
+                if status is not None:
+                    on_progress(status)
 
     thread = threading.Thread(target=watch, name="spark-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        done.set()
         thread.join(timeout=5)
 
 
-def look(spark: SparkSession) -> dict[str, Any] | None:
-    """What Spark is doing now; None if it is doing nothing, or has just begun."""
+def current_progress(spark: SparkSession) -> dict[str, Any] | None:
+    """Return the progress of the active stage; None if Spark is idle or has just begun."""
     tracker = spark.sparkContext.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getActiveJobsIds()]
     stages = [stage for job in jobs if job is not None for stage in job.stageIds]

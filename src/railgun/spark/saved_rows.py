@@ -1,15 +1,16 @@
-"""Saved rows: what a snapshot has of a step, read by many tasks, each of which reads its share and no more.
+"""Read the state of a step from a snapshot, by many tasks; each reads its share and no more.
 
 The state of a step is in several files: those of a full snapshot, and of the increments since. Rows are not sorted.
 Rules:
 
-1. For a key the row of the newest snapshot that has one counts. If it says that the key is deleted, there is no such
-   key; unless, within that snapshot, another worker's file has it alive: then it lives. Keys are told apart by hashes.
-2. A task has some rows, of one file or of several. To know which of them count it reads of the files of newer snapshots
-   the hashes, and nothing else. So everything but hashes is read once, by one task, and no task holds more than the
-   hashes of its rows and a few thousand whole ones.
-3. Whoever reads the first row of a file compares the file's checksum; others go by those of its pages.
-4. A snapshot is chosen once, by its number: what is committed while a table is read does not get into it.
+1. For each key, the row of the newest snapshot that has a row of it counts. If that row says that the key is deleted,
+   there is no such key, unless another worker's file of the same snapshot has the key alive: then it lives. Keys are
+   identified by their hashes.
+2. A task has some rows, of one file or of several. To know which of them count it reads the hashes, and nothing else,
+   of the files of newer snapshots. So everything but hashes is read once, by one task, and a task holds only the hashes
+   of its rows and a few thousand whole rows.
+3. The task that reads the first row of a file verifies the file's checksum; other tasks rely on those of its pages.
+4. A snapshot is chosen once, by its number: later snapshots do not get into a table while it is read.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ from railgun.hashing import Hashes
 from railgun.storage.errors import MissingError
 from railgun.storage.object_store import ArrowDisk, LocalDisk, disk_error
 
-ROWS: Final = 1 << 18
-"""Rows of a task, about: files are read by their groups of rows."""
+ROWS_PER_TASK: Final = 1 << 18
+"""Rows per task, about: files are read by row groups."""
 
-FILES: Final = 64
-"""Files of a task, at most: so many are open at once."""
+FILES_PER_TASK: Final = 64
+"""The most files that a task opens at once."""
 
-BATCH: Final = 1 << 14
-BYTES: Final = 64 << 20
-"""Rows that are read at once, and about how many bytes of them: whichever is less."""
+BATCH_ROWS: Final = 1 << 14
+BATCH_BYTES: Final = 64 << 20
+"""A task reads so many rows at once, or about so many bytes, whichever is less."""
 
-_BLOCK: Final = 8 << 20
+_READ_BYTES: Final = 8 << 20
 _COLUMNS: Final = ["key", "key_pickle", "state", "state_pickle", "timers", "ended", "version"]
-NEVER: Final = -1
+MISSING: Final = -1
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedStep:
     """The state of one step in one snapshot."""
 
     url: str
@@ -63,11 +64,11 @@ class Saved:
     is_source: bool
     parts: tuple[Part, ...]
     times: dict[int, int | None]
-    """When each snapshot that has written some of it was committed (µs)."""
+    """When each snapshot that wrote some of these rows was committed (µs)."""
 
     @staticmethod
-    def find(url: str, snapshot: int | None, flow: str | None, step: str) -> Saved:
-        """The state of a step in a snapshot, or in the latest; typed errors tell what there is instead."""
+    def find(url: str, snapshot: int | None, flow: str | None, step: str) -> SavedStep:
+        """Return the state of a step in a snapshot, by default the latest; errors say what exists instead."""
         home, store = find_store(url, flow)
         if snapshot is None:
             manifest = store.latest(thorough=False)
@@ -76,7 +77,7 @@ class Saved:
         else:
             manifest = store.get(snapshot)
             store.check(manifest, thorough=False)
-        SavedState(store, manifest, step)  # knows what to say if there is no such step
+        SavedState(store, manifest, step)  # raises if the snapshot has no such step
         parts = tuple(part for part in manifest.parts if part.step == step and part.rows)
         kinds = {info.name: info.kind for info in manifest.steps}
         times: dict[int, int | None] = {}
@@ -84,21 +85,21 @@ class Saved:
             at = manifest.committed if number == manifest.snapshot else store.committed_at(number)
             times[number] = None if at is None else round(at * 1e6)
         is_source = kinds.get(step) == "source"
-        return Saved(home, store.flow, manifest.snapshot, step, is_source, parts, times)
+        return SavedStep(home, store.flow, manifest.snapshot, step, is_source, parts, times)
 
     @property
     def rows(self) -> int:
-        """Rows of all files; a key may have several."""
+        """Return the number of rows in all files; a key may have several."""
         return sum(part.rows for part in self.parts)
 
     def store(self) -> SnapshotStore:
-        """Where it is."""
+        """Return the store that has the snapshot."""
         return SnapshotStore(self.url, self.flow)
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some rows of a file: those of all groups that begin in `first` … `last`."""
+    """Some rows of a file: those of all row groups that begin in `first` … `last`."""
 
     part: Part
     first: int
@@ -107,7 +108,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """A column of states as they are saved: JSON, a pickle, or neither if there is none."""
+    """A column of states as they are saved: JSON, a pickle, or neither if a key has no state."""
 
     texts: pa.Array
     pickles: pa.Array
@@ -122,7 +123,7 @@ class Block:
     states: dict[str, States]
     """By the name of their column."""
     columns: dict[str, pa.Array]
-    """What needs no more than to be shown."""
+    """Columns that are shown as they are."""
     timers: pa.Array | None = None
 
 
@@ -130,48 +131,50 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """All keys of a step."""
+class StepRows:
+    """All keys of a step in one snapshot."""
 
-    saved: Saved
+    saved: SavedStep
 
     def __len__(self) -> int:
         return self.saved.rows
 
-    def shares(self, rows: int = ROWS) -> list[list[Slice]]:
-        """What each task reads: a piece of a large file, or several small files."""
+    def shares(self, rows: int = ROWS_PER_TASK) -> list[list[Slice]]:
+        """Return what each task reads: a piece of a large file, or several small files."""
         shares: list[list[Slice]] = []
-        room = 0
+        rows_left = 0
         for part in sorted(self.saved.parts, key=lambda part: (-part.snapshot, part.path)):
             for first in range(0, part.rows, rows):
                 count = min(rows, part.rows - first)
-                if count > room or len(shares[-1]) == FILES:
+                if count > rows_left or len(shares[-1]) == FILES_PER_TASK:
                     shares.append([])
-                    room = rows
+                    rows_left = rows
                 shares[-1].append(Slice(part, first, first + count))
-                room -= count
+                rows_left -= count
         return shares
 
     def blocks(self, share: Sequence[Slice]) -> Iterator[Block]:
-        """The rows of a share that count."""
+        """Yield the rows of a share that count."""
         store = self.saved.store()
-        opened = [(slice_, *_groups(store, slice_)) for slice_ in share]
-        opened = [(slice_, file, groups) for slice_, file, groups in opened if groups]
-        hashes, snapshots, counts = [], [], []
-        for slice_, file, groups in opened:
+        slices = [(slice_, *_groups(store, slice_)) for slice_ in share]
+        slices = [(slice_, file, groups) for slice_, file, groups in slices if groups]
+        hashes, snapshots, alive_rows = [], [], []
+        for slice_, file, groups in slices:
             with reading(store.where(slice_.part.path)):
                 table = file.read_row_groups(groups, ["hash", "deleted"], use_threads=False)
             hashes.append(hashes_of(table["hash"]))
             snapshots.append(np.full(len(table), slice_.part.snapshot))
-            counts.append(~np.asarray(table["deleted"].to_numpy(), dtype=np.bool_))
-        if not opened:
+            alive_rows.append(~np.asarray(table["deleted"].to_numpy(), dtype=np.bool_))
+        if not slices:
             return
         wanted, places = np.unique(np.concatenate(hashes), return_inverse=True)
-        oldest = min(slice_.part.snapshot for slice_, *_ in opened)
+        oldest = min(slice_.part.snapshot for slice_, *_ in slices)
         newer = [part for part in self.saved.parts if part.snapshot > oldest]
         newest = newest_of(store, newer, wanted)[places]
         start = 0
-        for (slice_, file, groups), written, alive in zip(opened, snapshots, counts, strict=True):
+        for (slice_, file, groups), written, alive in zip(
+            slices, snapshots, alive_rows, strict=True
+        ):
             end = start + len(alive)
             alive &= newest[start:end] <= written
             start = end
@@ -211,42 +214,44 @@ def batches_of(
     columns: list[str],
     chosen: NDArray[np.bool_],
 ) -> Iterator[pa.RecordBatch]:
-    """Those rows of these groups of a file that are chosen."""
+    """Yield the chosen rows of these row groups of a file."""
     start = 0
     for group in groups:
-        told = file.metadata.row_group(group)
-        count = told.num_rows
-        most = max(1, min(BATCH, BYTES * count // max(1, told.total_byte_size)))
-        here = chosen[start : start + count]
+        row_group = file.metadata.row_group(group)
+        count = row_group.num_rows
+        batch_rows = max(
+            1, min(BATCH_ROWS, BATCH_BYTES * count // max(1, row_group.total_byte_size))
+        )
+        chosen_here = chosen[start : start + count]
         start += count
-        if not here.any():
+        if not chosen_here.any():
             continue
         at = 0
-        batches = file.iter_batches(most, [group], columns, use_threads=False)
+        batches = file.iter_batches(batch_rows, [group], columns, use_threads=False)
         while True:
             with reading(store.where(part.path)):
                 batch = next(batches, None)
             if batch is None:
                 break
-            some = here[at : at + len(batch)]
+            mask = chosen_here[at : at + len(batch)]
             at += len(batch)
-            if some.any():
-                yield batch if some.all() else batch.filter(pa.array(some))
+            if mask.any():
+                yield batch if mask.all() else batch.filter(pa.array(mask))
 
 
 def newest_of(store: SnapshotStore, parts: Sequence[Part], wanted: Hashes) -> Numbers:
-    """For each of these hashes, which ascend: the newest snapshot of these files that has a row of it, or -1."""
-    newest = np.full(len(wanted), NEVER, dtype=np.int64)
+    """Return for each wanted hash (ascending) the newest snapshot of which these files have a row of it, or -1."""
+    newest = np.full(len(wanted), MISSING, dtype=np.int64)
     for part in parts:
         file = open_part(store, part)
         for _, hashes in hashes_in(store, part, file):
-            places = found_in(wanted, hashes)[0]
+            places = matches_in(wanted, hashes)[0]
             newest[places] = np.maximum(newest[places], part.snapshot)
     return newest
 
 
-def found_in(wanted: Hashes, hashes: Hashes) -> tuple[Numbers, Numbers]:
-    """Where those of the hashes are that are wanted: in `wanted`, and in `hashes`."""
+def matches_in(wanted: Hashes, hashes: Hashes) -> tuple[Numbers, Numbers]:
+    """Return the indices in `wanted` of the hashes that are in both, and their indices in `hashes`."""
     if not len(wanted):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     places = np.searchsorted(wanted, hashes)
@@ -259,16 +264,16 @@ def found_in(wanted: Hashes, hashes: Hashes) -> tuple[Numbers, Numbers]:
 
 
 def open_part(store: SnapshotStore, part: Part, whole: bool = False) -> pq.ParquetFile:
-    """A file, to be read in part; if it is the `whole` of it that matters, its checksum is compared first."""
+    """Open a file to read parts of it; if `whole`, verify its checksum first. Raise `DamagedError`."""
     name = store.where(part.path)
     source = _source(store, part)
     if source.size() != part.size:
         raise damaged(name, f"it has {source.size()} bytes, and {part.size} were written")
     if whole:
-        told = hashlib.sha256()
-        while block := source.read(_BLOCK):
-            told.update(block)
-        if f"sha256:{told.hexdigest()}" != part.checksum:
+        checksum = hashlib.sha256()
+        while block := source.read(_READ_BYTES):
+            checksum.update(block)
+        if f"sha256:{checksum.hexdigest()}" != part.checksum:
             raise damaged(name, "its checksum does not fit its content")
         source.seek(0)
     return open_table(source, name, checked=whole)[2]
@@ -293,7 +298,7 @@ def _source(store: SnapshotStore, part: Part) -> pa.NativeFile:
 
 
 def _groups(store: SnapshotStore, slice_: Slice) -> tuple[pq.ParquetFile, list[int]]:
-    """The file of a slice, and its groups of rows that begin in there."""
+    """Return the file of a slice, and the row groups that begin in the slice."""
     file = open_part(store, slice_.part, whole=slice_.first == 0)
     chosen, start = [], 0
     for group in range(file.num_row_groups):
@@ -306,7 +311,7 @@ def _groups(store: SnapshotStore, slice_: Slice) -> tuple[pq.ParquetFile, list[i
 def hashes_in(
     store: SnapshotStore, part: Part, file: pq.ParquetFile
 ) -> Iterator[tuple[int, Hashes]]:
-    """The hashes of a file, group by group."""
+    """Yield the hashes of a file, row group by row group."""
     for group in range(file.num_row_groups):
         with reading(store.where(part.path)):
             column = file.read_row_group(group, ["hash"], use_threads=False)["hash"]
@@ -317,5 +322,5 @@ TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
-    """One value, so many times; None is null."""
+    """Return an array of one value, `count` times; None is null."""
     return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)

@@ -1,11 +1,12 @@
-"""The start of Spark: in a thread of its own, so that whoever waits for it can give it up at any moment.
+"""Start Spark in a thread of its own, so that the caller can give up the start at any moment.
 
-PySpark's own start is not made to be interrupted. A `KeyboardInterrupt` in the midst of it leaves a JVM behind that
-nobody knows of: `launch_gateway` keeps the process to itself, and takes the directory away that the JVM is to write its
-port to, at which the JVM fails, and listens for ever. Or it leaves half a context, and a stack of Py4J's.
+PySpark's own start cannot be interrupted cleanly. A `KeyboardInterrupt` in the midst of it leaves a JVM behind that
+nothing refers to: `launch_gateway` keeps the process to itself, and removes the directory in which the JVM is to write
+its port, so the JVM fails at that and listens for ever. Or the interrupt leaves half a context, and a stack of Py4J's.
 
-Signals reach the main thread alone. So nothing interrupts the thread that starts; who waits for it is interrupted, ends
-the JVM, and the start fails. The same ends a start that nobody needs any more, as of a job that is stopped meanwhile.
+Signals reach only the main thread. So the thread that starts Spark is never interrupted; the caller that waits for it
+is, and then ends the JVM, at which the start fails. A start that is not needed any more, because its job was stopped in
+the meantime, ends in the same way.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from pyspark.errors import PySparkException
 
 from railgun.errors import RailgunError
 
-ENDS_WITHIN_S: Final = 5.0
-"""That a JVM has to clean up behind itself before it is killed."""
+END_TIMEOUT_S: Final = 5.0
+"""The time a JVM has to clean up before it is killed."""
 
 
 class SparkStartError(RailgunError):
@@ -34,32 +35,32 @@ class SparkStartError(RailgunError):
 
 
 class StartGivenUpError(SparkStartError):
-    """Nobody needs Spark any more."""
+    """The start of Spark was given up by the caller."""
 
 
 class Start:
-    """One start of Spark."""
+    """One start of Spark, which can be given up."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._given_up = False
-        self._over = threading.Event()
-        self._wake = threading.Event()  # that it is over, or given up
+        self._finished = threading.Event()
+        self._wake = threading.Event()  # set when the start has finished or is given up
         self._process: subprocess.Popen[bytes] | None = None
         self._context: SparkContext | None = None
         self._error: BaseException | None = None
 
     def give_up(self) -> None:
-        """From any thread: end what has been started, if it is not up yet. Returns when that has ended."""
-        with self._guard:
+        """End what has been started, if Spark is not up yet; return when it has ended. Call it from any thread."""
+        with self._lock:
             self._given_up = True
-            process = None if self._over.is_set() else self._process
+            process = None if self._finished.is_set() else self._process
         self._wake.set()
         if process is not None:
             _end(process)
 
     def context(self, conf: SparkConf) -> SparkContext:
-        """Start a context, and the JVM if there is none. Raises `SparkStartError`."""
+        """Start a context, and the JVM if there is none; raise `SparkStartError` if that fails."""
         if self._given_up:
             raise StartGivenUpError("the start of Spark was given up")
         relay = Relay() if SparkContext._gateway is None else None
@@ -69,22 +70,22 @@ class Start:
             try:
                 thread.start()
                 self._wake.wait()
-            except BaseException:  # as Ctrl-C raises
+            except BaseException:  # Ctrl-C, for one
                 self.give_up()
                 raise
             finally:
-                if relay is not None and not self._over.is_set():
-                    thread.join(ENDS_WITHIN_S)  # its JVM is gone: it notices
-        if not self._over.is_set():
+                if relay is not None and not self._finished.is_set():
+                    thread.join(END_TIMEOUT_S)  # its JVM is gone, so it ends
+        if not self._finished.is_set():
             raise StartGivenUpError("the start of Spark was given up")
         error, context = self._error, self._context
-        told = ""
+        jvm_output = ""
         if relay is not None:
-            told = relay.held() if error is not None else ""
+            jvm_output = relay.held() if error is not None else ""
             relay.open()
         if isinstance(error, PySparkException | Py4JError | OSError):
-            said = f"\nIt said:\n{told}" if told else ""
-            raise SparkStartError(f"Spark did not start: {error}{said}") from error
+            suffix = f"\nIts output:\n{jvm_output}" if jvm_output else ""
+            raise SparkStartError(f"Spark did not start: {error}{suffix}") from error
         if error is not None:
             raise error
         assert context is not None
@@ -97,23 +98,23 @@ class Start:
         try:
             gateway = None if relay is None else self._launch(conf, relay)
             context = SparkContext(conf=conf, gateway=gateway)
-        except BaseException as raised:  # raised again by who waits
+        except BaseException as raised:  # raised again in the thread that waits
             error = raised
         finally:
             if relay is not None:
                 relay.close_entry()
-        with self._guard:
+        with self._lock:
             self._context, self._error = context, error
             given_up = self._given_up
             if not given_up:
-                self._over.set()
+                self._finished.set()
         self._wake.set()
         if given_up:
             self._clean(context, relay)
 
     def _launch(self, conf: SparkConf, relay: Relay) -> Any:
-        # In a session of its own: what is sent to all of ours, as `timeout` does and terminals do, would end the JVM
-        # while workers still save. It ends with its standard input, whatever becomes of this process.
+        # The JVM gets a session of its own: signals to our process group, as `timeout` and terminals send them, would
+        # end it while workers still save. It ends when its standard input closes, whatever becomes of this process.
         options = {"stderr": relay.entry, "start_new_session": True}
         with _noting(self._launched):
             gateway = java_gateway.launch_gateway(conf, options)  # type: ignore[no-untyped-call]
@@ -121,15 +122,15 @@ class Start:
         return gateway
 
     def _launched(self, process: subprocess.Popen[bytes]) -> None:
-        with self._guard:
+        with self._lock:
             self._process = process
             given_up = self._given_up
         if given_up:
             _end(process)
 
     def _clean(self, context: SparkContext | None, relay: Relay | None) -> None:
-        """Leave nothing that is half made."""
-        if relay is None:  # the JVM is of an earlier session
+        """Remove what is half made."""
+        if relay is None:  # the JVM belongs to an earlier session
             if context is not None:
                 with suppress(Exception):
                     context.stop()
@@ -142,7 +143,7 @@ class Start:
 
 @contextmanager
 def _noting(note: Callable[[subprocess.Popen[bytes]], None]) -> Iterator[None]:
-    """Have `note` called with the process that `launch_gateway` starts, at once."""
+    """Call `note` with the process that `launch_gateway` starts, at once."""
     module: Any = java_gateway
     before = module.Popen
 
@@ -160,7 +161,7 @@ def _noting(note: Callable[[subprocess.Popen[bytes]], None]) -> Iterator[None]:
 
 @contextmanager
 def _silent(silenced: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
-    """Drop what Py4J logs, at the root, of a JVM that was ended on purpose."""
+    """Drop Py4J's log records about a JVM that was ended on purpose."""
 
     def passes(record: logging.LogRecord) -> bool:
         return not silenced(record)
@@ -173,53 +174,53 @@ def _silent(silenced: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a JVM, which leads a session of its own, and whatever is starting it."""
+    """End a JVM, which leads a session of its own, and the script that starts it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDS_WITHIN_S)
+            process.wait(END_TIMEOUT_S)
 
 
 class Relay:
-    """Where the JVM's stderr goes: held back until `open`, passed on to ours from then on.
+    """Takes the JVM's stderr: holds it back until `open`, and passes it on to ours from then on.
 
-    Spark starts the JVM with an option at which Java prints a warning that no setting turns off.
-    What tasks print comes the same way, so the stream cannot just be thrown away.
+    Spark starts the JVM with an option for which Java prints a warning that no setting turns off. The output of tasks
+    comes the same way, so the stream cannot be thrown away as a whole.
     """
 
     def __init__(self) -> None:
         self._exit, self.entry = os.pipe()
         self._lines: list[bytes] = []
         self._passing = False
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._carry, name="spark-stderr", daemon=True)
         self._thread.start()
 
     def close_entry(self) -> None:
-        """The JVM has its own copy of our end; without ours, its end is the stream's end."""
+        """Close our copy of the pipe's entry: when the JVM closes its own, the stream ends."""
         if self.entry >= 0:
             os.close(self.entry)
             self.entry = -1
 
     def open(self) -> None:
-        """Spark is up: forget what was said so far, and pass on what comes."""
-        with self._guard:
+        """Forget what was held back, and pass on what comes: Spark is up."""
+        with self._lock:
             self._passing = True
             self._lines.clear()
 
     def held(self) -> str:
-        """What was said so far. Waits for the rest if the JVM has just ended."""
+        """Return what was held back; if the JVM has just ended, wait for the rest."""
         self._thread.join(timeout=2)
-        with self._guard:
+        with self._lock:
             return b"".join(self._lines).decode(errors="replace").strip()
 
     def _carry(self) -> None:
         with os.fdopen(self._exit, "rb") as lines:
             for line in lines:
-                with self._guard:
+                with self._lock:
                     if self._passing:
                         os.write(2, line)
                     else:

@@ -1,4 +1,4 @@
-"""The state of a flow as a Spark table.
+"""Read the state of a flow as a Spark table.
 
     totals = railgun.state_table(spark, "railgun-snapshots", "total")
     changes = railgun.state_changes(spark, "railgun-snapshots#6", "railgun-snapshots#7", "total")
@@ -9,12 +9,13 @@ or, by the format `railgun-state`, in SQL too::
 
 Rules:
 
-1. Rows are put together by tasks (`saved_rows`); the driver reads manifests, and no state but to learn its types.
-2. A table is of one snapshot, which is chosen when the table is made. If a job that goes on has cleaned it away,
-   reading it is an error, not another snapshot.
-3. Types: a user's schema is taken as it is. `state_table` looks at all rows, by a Spark job if they are many. The
-   format cannot start jobs: it looks at up to `LOOKED_AT` rows by itself; if there are more, it looks at every so
-   many-th share of them, and a row that does not fit what it has seen is an error, never a field less (option `infer`).
+1. Tasks read the rows (`saved_rows`); the driver reads manifests, and state only to infer its types.
+2. A table is of one snapshot, which is chosen when the table is made. If a running job has deleted the snapshot,
+   reading the table is an error; another snapshot is never read instead.
+3. Types: a user's schema is taken as it is. `state_table` looks at all rows, with a Spark job if they are many. The
+   format cannot start jobs: it looks at up to `SAMPLE_ROWS` rows by itself. If there are more, it looks at shares at
+   regular intervals; a row that does not fit the inferred types is then an error, and no field is ever dropped (option
+   `infer`).
 4. The session is the caller's: it is never stopped, and none of its settings is changed.
 """
 
@@ -32,24 +33,24 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from railgun.engine.controller.storekeeper import where_to_begin
+from railgun.engine.controller.storekeeper import parse_begin
 from railgun.errors import RailgunError
 from railgun.spark import kinds
-from railgun.spark.saved_changes import Between
-from railgun.spark.saved_rows import Saved, Whole
-from railgun.spark.states import Maker, Opening, Seen
+from railgun.spark.saved_changes import StepChanges
+from railgun.spark.saved_rows import SavedStep, StepRows
+from railgun.spark.states import SeenKinds, StateDecoder, TableEncoder
 
 FORMAT: Final = "railgun-state"
-LOOKED_AT: Final = 2_000_000
-"""Rows that the format looks at to guess a schema; of more it looks at about as many."""
+SAMPLE_ROWS: Final = 2_000_000
+"""The rows that the format looks at to infer a schema; if there are more, it looks at about as many."""
 
-ALONE: Final = 200_000
-"""Rows that `state_table` looks at by itself; for more it starts a job."""
+DRIVER_ROWS: Final = 200_000
+"""The rows that `state_table` looks at by itself; if there are more, it starts a job."""
 
 OPTIONS: Final = ("path", "step", "snapshot", "flow", "since", "until", "unpickle", "infer")
-_KINDS: Final = "kinds"  # ours: each task tells the kinds it has seen, instead of rows
+_KINDS: Final = "kinds"  # internal: each task returns the kinds it has seen instead of rows
 _TIME: Final = t.TimestampType()
-_OF_STATE: Final[dict[str, t.DataType]] = {
+_STATE_COLUMNS: Final[dict[str, t.DataType]] = {
     "worker": t.IntegerType(),
     "saved": t.LongType(),
     "changed_at": _TIME,
@@ -57,11 +58,11 @@ _OF_STATE: Final[dict[str, t.DataType]] = {
     "ended": t.BooleanType(),
     "version": t.IntegerType(),
 }
-_OF_CHANGES: Final[dict[str, t.DataType]] = {"change": t.StringType(), "changed_at": _TIME}
+_CHANGE_COLUMNS: Final[dict[str, t.DataType]] = {"change": t.StringType(), "changed_at": _TIME}
 
 
 class StateTableError(RailgunError):
-    """A table of state is asked for in a way that makes no sense."""
+    """The options of a state table make no sense."""
 
 
 def state_table(
@@ -73,14 +74,14 @@ def state_table(
     schema: t.StructType | str | None = None,
     unpickle: bool = False,
 ) -> DataFrame:
-    """The state of a step, one row a key, out of a snapshot.
+    """Return the state of a step in a snapshot as a DataFrame, one row per key.
 
-    `snapshot` is a directory of snapshots, or a URL, of which it is the latest; or `DIRECTORY#NUMBER`. `flow` is needed
-    if several have snapshots there. `schema` names the columns that are wanted, and their types, if they are not to be
-    guessed. `unpickle` opens also such states as are of the flow's own classes, which runs what is in them.
+    `snapshot`: a directory of snapshots, or its URL, for the latest snapshot; or `DIRECTORY#NUMBER`. `flow`: needed if
+    several flows have snapshots there. `schema`: the columns wanted and their types, instead of inferred ones.
+    `unpickle`: also unpickle states of the flow's own classes, which runs their code.
     """
-    told = _asked(snapshot, "snapshot", flow, step) | _if_said(unpickle)
-    return _frame(spark, told, schema)
+    options = _options(snapshot, "snapshot", flow, step) | _unpickle_option(unpickle)
+    return _frame(spark, options, schema)
 
 
 def state_changes(
@@ -93,59 +94,61 @@ def state_changes(
     schema: t.StructType | str | None = None,
     unpickle: bool = False,
 ) -> DataFrame:
-    """What has changed in the state of a step between two snapshots, one row a key that differs.
+    """Return the keys of a step whose state differs between two snapshots as a DataFrame, one row per key.
 
-    `before` and `after` are said like the snapshot of `state_table`; for `before` a number will do, if it is in the
-    same directory.
+    `before` and `after` name snapshots as in `state_table`; `before` may be just a number, if it is in the same
+    directory.
     """
-    told = _asked(after, "until", flow, step) | _if_said(unpickle)
-    return _frame(spark, told | {"since": str(before)}, schema)
+    options = _options(after, "until", flow, step) | _unpickle_option(unpickle)
+    return _frame(spark, options | {"since": str(before)}, schema)
 
 
-def _asked(
+def _options(
     snapshot: str | os.PathLike[str], name: str, flow: str | None, step: str
 ) -> dict[str, str]:
-    directory, number = where_to_begin(os.fspath(snapshot))
+    directory, number = parse_begin(os.fspath(snapshot))
     if directory is None:
         raise StateTableError(
-            f"{snapshot!r} says which snapshot, and not where: name it as DIRECTORY#NUMBER"
+            f"{snapshot!r} has the number of a snapshot but no directory: name it as DIRECTORY#NUMBER"
         )
-    told = {"path": directory, "step": step, name: None if number is None else str(number)}
-    return {option: value for option, value in (told | {"flow": flow}).items() if value is not None}
+    options = {"path": directory, "step": step, name: None if number is None else str(number)}
+    return {
+        option: value for option, value in (options | {"flow": flow}).items() if value is not None
+    }
 
 
-def _if_said(unpickle: bool) -> dict[str, str]:
+def _unpickle_option(unpickle: bool) -> dict[str, str]:
     return {"unpickle": "true"} if unpickle else {}
 
 
 def _frame(
-    spark: SparkSession, told: dict[str, str], schema: t.StructType | str | None
+    spark: SparkSession, options: dict[str, str], schema: t.StructType | str | None
 ) -> DataFrame:
-    table = Table.of(told)  # errors are told here, as what they are
-    told = table.options()
+    table = Table.of(options)  # raises errors here, before Spark wraps them
+    options = table.options()
     if schema is None:
-        seen = table.seen() if len(table) <= ALONE else _seen_by_tasks(spark, told)
+        seen = table.seen() if len(table) <= DRIVER_ROWS else _seen_by_tasks(spark, options)
         schema = table.schema(seen)
-    return _load(spark, told, schema)
+    return _load(spark, options, schema)
 
 
-def _seen_by_tasks(spark: SparkSession, told: dict[str, str]) -> Seen:
-    seen = Seen()
-    for row in _load(spark, told | {_KINDS: "true"}, "kinds string").collect():
-        seen.merge(Seen(**json.loads(row.kinds)))
+def _seen_by_tasks(spark: SparkSession, options: dict[str, str]) -> SeenKinds:
+    seen = SeenKinds()
+    for row in _load(spark, options | {_KINDS: "true"}, "kinds string").collect():
+        seen.merge(SeenKinds(**json.loads(row.kinds)))
     return seen
 
 
-def _load(spark: SparkSession, told: dict[str, str], schema: t.StructType | str) -> DataFrame:
+def _load(spark: SparkSession, options: dict[str, str], schema: t.StructType | str) -> DataFrame:
     def load() -> DataFrame:
-        return spark.read.format(FORMAT).options(**told).schema(schema).load()
+        return spark.read.format(FORMAT).options(**options).schema(schema).load()
 
     try:
         return load()
-    except Exception as error:  # of several types: the JVM's own for one
+    except Exception as error:  # of several types, one of them the JVM's
         if "DATA_SOURCE_NOT_FOUND" not in str(error):
             raise
-    # Spark has looked for formats before this one could be found.
+    # Spark looked for formats before this one was installed.
     from pyspark_railgun_state import DefaultSource
 
     spark.dataSource.register(DefaultSource)
@@ -157,10 +160,10 @@ def _load(spark: SparkSession, told: dict[str, str], schema: t.StructType | str)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is asked for, found."""
+    """A state table: what its options ask for."""
 
-    rows: Whole | Between
-    opening: Opening
+    rows: StepRows | StepChanges
+    decoder: StateDecoder
     infer_all: bool = False
     only_kinds: bool = False
 
@@ -168,60 +171,66 @@ class Table:
         return len(self.rows)
 
     @staticmethod
-    def of(told: Mapping[str, str]) -> Table:
-        """By the options of a user."""
-        given = {name.lower(): value for name, value in told.items()}
-        _check(given)
-        url, step, flow = given["path"], given["step"], given.get("flow")
-        which = "until" if "until" in given else "snapshot"
-        number = _number(which, given[which]) if which in given else None
+    def of(options: Mapping[str, str]) -> Table:
+        """Return the table for a user's options; raise `StateTableError` if they make no sense."""
+        by_name = {name.lower(): value for name, value in options.items()}
+        _check(by_name)
+        url, step, flow = by_name["path"], by_name["step"], by_name.get("flow")
+        snapshot_option = "until" if "until" in by_name else "snapshot"
+        number = (
+            _number(snapshot_option, by_name[snapshot_option])
+            if snapshot_option in by_name
+            else None
+        )
         if number is None:
-            directory, at = where_to_begin(url)
+            directory, at = parse_begin(url)
             url, number = (url, None) if directory is None else (directory, at)
-        saved = Saved.find(url, number, flow, step)
-        rows: Whole | Between = Whole(saved)
-        if "since" in given:
-            directory, number = where_to_begin(given["since"])
-            rows = Between(Saved.find(directory or url, number, flow or saved.flow, step), saved)
-        opening = Opening(step, saved.is_source, _is_true(given, "unpickle"))
-        infer_all = given.get("infer", "some").lower() == "all"
-        return Table(rows, opening, infer_all, _is_true(given, _KINDS))
+        saved = SavedStep.find(url, number, flow, step)
+        rows: StepRows | StepChanges = StepRows(saved)
+        if "since" in by_name:
+            directory, number = parse_begin(by_name["since"])
+            rows = StepChanges(
+                SavedStep.find(directory or url, number, flow or saved.flow, step), saved
+            )
+        decoder = StateDecoder(step, saved.is_source, _is_true(by_name, "unpickle"))
+        infer_all = by_name.get("infer", "some").lower() == "all"
+        return Table(rows, decoder, infer_all, _is_true(by_name, _KINDS))
 
     def options(self) -> dict[str, str]:
-        """Options that say the very same, whatever is committed in the meantime."""
+        """Return options that name exactly this table, whatever is committed in the meantime."""
         rows = self.rows
-        saved = rows.after if isinstance(rows, Between) else rows.saved
-        told = {"path": saved.url, "flow": saved.flow, "step": saved.step}
-        told["snapshot"] = str(saved.snapshot)
-        if isinstance(rows, Between):
-            told["since"] = f"{rows.before.url}#{rows.before.snapshot}"
-        return told | _if_said(self.opening.unpickle)
+        saved = rows.after if isinstance(rows, StepChanges) else rows.saved
+        options = {"path": saved.url, "flow": saved.flow, "step": saved.step}
+        options["snapshot"] = str(saved.snapshot)
+        if isinstance(rows, StepChanges):
+            options["since"] = f"{rows.before.url}#{rows.before.snapshot}"
+        return options | _unpickle_option(self.decoder.unpickle)
 
-    def guessed(self) -> t.StructType:
-        """The columns, by what is in some of the rows, or in all."""
-        return self.schema(self.seen(None if self.infer_all else LOOKED_AT))
+    def inferred_schema(self) -> t.StructType:
+        """Return the columns, inferred from a sample of the rows, or from all rows with `infer_all`."""
+        return self.schema(self.seen(None if self.infer_all else SAMPLE_ROWS))
 
-    def seen(self, most: int | None = None) -> Seen:
-        """What the rows have in common; or about so many of them."""
+    def seen(self, max_rows: int | None = None) -> SeenKinds:
+        """Return the kinds of all rows, or of about `max_rows` of them."""
         shares: list[Any] = list(self.rows.shares())
-        if most is not None and len(self) > most:
-            shares = shares[:: -(-len(self) // most)]
-        seen = Seen()
+        if max_rows is not None and len(self) > max_rows:
+            shares = shares[:: -(-len(self) // max_rows)]
+        seen = SeenKinds()
         for share in shares:
             seen.merge(self._seen(share))
         return seen
 
-    def _seen(self, share: Any) -> Seen:
-        seen = Seen()
+    def _seen(self, share: Any) -> SeenKinds:
+        seen = SeenKinds()
         for block in self.rows.blocks(share):
-            seen.look(block, self.opening)
+            seen.look(block, self.decoder)
         return seen
 
-    def schema(self, seen: Seen) -> t.StructType:
-        """The columns, by what was seen."""
+    def schema(self, seen: SeenKinds) -> t.StructType:
+        """Return the columns for the kinds that were seen."""
         state = kinds.type_of(seen.states)
         columns: dict[str, t.DataType] = {"key": kinds.type_of(seen.keys)}
-        if isinstance(self.rows, Between):
+        if isinstance(self.rows, StepChanges):
             columns["change"] = t.StringType()
         columns |= dict.fromkeys(self._states(), state) | self._others()
         if seen.sealed:
@@ -229,13 +238,13 @@ class Table:
         return t.StructType([t.StructField(name, kind) for name, kind in columns.items()])
 
     def _states(self) -> tuple[str, ...]:
-        return ("before", "after") if isinstance(self.rows, Between) else ("state",)
+        return ("before", "after") if isinstance(self.rows, StepChanges) else ("state",)
 
     def _others(self) -> dict[str, t.DataType]:
-        return _OF_CHANGES if isinstance(self.rows, Between) else _OF_STATE
+        return _CHANGE_COLUMNS if isinstance(self.rows, StepChanges) else _STATE_COLUMNS
 
     def check(self, schema: t.StructType) -> None:
-        """Refuse columns there are none of, and types they cannot have."""
+        """Raise an error if the table has no such column, or if a column cannot have the wanted type."""
         fixed = self._others() | {f"{name}_pickle": t.BinaryType() for name in self._states()}
         for field in schema:
             name, wanted = field.name, field.dataType
@@ -247,8 +256,8 @@ class Table:
                         name, wanted.simpleString(), "type of keys: string or bigint"
                     )
             elif name not in fixed:
-                there = ", ".join(("key", *self._states(), *fixed))
-                raise StateTableError(f"there is no column {name!r}; there are {there}")
+                columns = ", ".join(("key", *self._states(), *fixed))
+                raise StateTableError(f"there is no column {name!r}; the columns are {columns}")
             elif wanted != fixed[name] and not (name == "timers" and _are_times(wanted)):
                 raise StateTableError(
                     f"column {name!r} is of type {fixed[name].simpleString()}, not {wanted.simpleString()}"
@@ -256,47 +265,51 @@ class Table:
 
 
 class StateReader(DataSourceReader):
-    """Reads a table by tasks."""
+    """Reads a state table with Spark tasks."""
 
-    def __init__(self, table: Table, schema: t.StructType, guessed: bool) -> None:
+    def __init__(self, table: Table, schema: t.StructType, inferred: bool) -> None:
         if not table.only_kinds:
             table.check(schema)
         self.table = table
         self._schema = schema
-        self._strict = guessed
+        self._strict = inferred
 
     def partitions(self) -> list[InputPartition]:
-        """A task for each share of the rows."""
+        """Return a partition for each share of the rows."""
         return [InputPartition(share) for share in self.table.rows.shares()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a share."""
-        if partition.value is None:  # Spark's own, if there are no shares
+        """Yield the rows of a share."""
+        if partition.value is None:  # Spark makes such a partition if there are no shares
             return
         arrow = to_arrow_schema(self._schema, timezone="UTC")
         if self.table.only_kinds:
             seen = self.table._seen(partition.value)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(seen))])], schema=arrow)
             return
-        maker = Maker(self._schema, arrow, self.table.opening, self._strict)
+        maker = TableEncoder(self._schema, arrow, self.table.decoder, self._strict)
         for block in self.table.rows.blocks(partition.value):
             yield maker.batch(block)
 
 
-def _check(given: Mapping[str, str]) -> None:
-    for name in given:
+def _check(options: Mapping[str, str]) -> None:
+    for name in options:
         if name not in (*OPTIONS, _KINDS):
-            raise StateTableError(f"there is no option {name!r}; there are {', '.join(OPTIONS)}")
-    if not given.get("path"):
-        raise StateTableError("say where the snapshots are: load(DIRECTORY), or the option path")
-    if not given.get("step"):
+            raise StateTableError(
+                f"there is no option {name!r}; the options are {', '.join(OPTIONS)}"
+            )
+    if not options.get("path"):
         raise StateTableError(
-            "say of which step the state is: the option step. `railgun state --dir DIRECTORY` tells which there are"
+            "the directory of the snapshots is missing: load(DIRECTORY), or set the option path"
         )
-    if "until" in given and ("snapshot" in given or "since" not in given):
+    if not options.get("step"):
+        raise StateTableError(
+            "the step is missing: set the option step. `railgun state --dir DIRECTORY` lists the steps"
+        )
+    if "until" in options and ("snapshot" in options or "since" not in options):
         raise StateTableError("the option until goes with since, and not with snapshot")
-    if given.get("infer", "some").lower() not in ("some", "all"):
-        raise StateTableError(f"the option infer is some or all, not {given['infer']!r}")
+    if options.get("infer", "some").lower() not in ("some", "all"):
+        raise StateTableError(f"the option infer is some or all, not {options['infer']!r}")
 
 
 def _number(option: str, text: str) -> int:
@@ -305,8 +318,8 @@ def _number(option: str, text: str) -> int:
     return int(text)
 
 
-def _is_true(given: Mapping[str, str], option: str) -> bool:
-    value = given.get(option, "false").lower()
+def _is_true(options: Mapping[str, str], option: str) -> bool:
+    value = options.get(option, "false").lower()
     if value not in ("true", "false"):
         raise StateTableError(f"the option {option} is true or false, not {value!r}")
     return value == "true"

@@ -1,10 +1,11 @@
-"""States as columns: what kind they are of, and Arrow arrays of them.
+"""Turn saved states into columns: find their kind, and make Arrow arrays of them.
 
-JSON is read by Arrow where that gives the very same, at its own speed; what it refuses is read again, row by
-row, by `kinds.fit`, which knows more, or else says which key is to blame.
+Arrow parses JSON, at its own speed, where its result is exactly that of `kinds.fit`. JSON that Arrow refuses is parsed
+again, row by row, by `kinds.fit`, which supports more, or else names the key that does not fit.
 
-Pickles that name nothing but Python's own types of data are opened (`kinds.opened`). Others stay closed, and the state
-is null, unless it is said that they may be opened: that runs what is in them, and needs the classes they name.
+Pickles that name only Python's own types of data are unpickled (`kinds.unpickle_data`). Other pickles stay closed
+(sealed), and their state is null, unless the user allows to unpickle them: that runs their code, and needs their
+classes.
 """
 
 from __future__ import annotations
@@ -26,42 +27,43 @@ from railgun.spark import kinds
 from railgun.spark.kinds import Kind, MisfitError, SealedError
 from railgun.spark.saved_rows import Block, States
 
-_FIRST: Final = 256  # rows that are looked at before Arrow is asked whether the others are alike
-_LONGEST: Final = (1 << 31) - 1024
-_SOURCE: Final = ("position", "finished", "reached")
+# Rows that are looked at before Arrow is asked whether the others are alike
+_FIRST_ROWS: Final = 256
+_MAX_JSON_BYTES: Final = (1 << 31) - 1024
+_SOURCE_FIELDS: Final = ("position", "finished", "reached")
 SEALED: Final = object()
-"""Stands for a state that is not opened."""
+"""Stands for a state that is not unpickled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """How the states of a step are opened."""
+class StateDecoder:
+    """How the states of a step are unpickled."""
 
     step: str
     is_source: bool = False
     unpickle: bool = False
 
     def values(self, states: States, keys: pa.Array) -> list[Any]:
-        """States as plain values; `SEALED` for those that stay closed."""
+        """Return states as plain values; `SEALED` for those that are not unpickled."""
         texts, pickles = states.texts.to_pylist(), states.pickles.to_pylist()
-        made: list[Any] = [None] * len(texts)
+        values: list[Any] = [None] * len(texts)
         written = [row for row, text in enumerate(texts) if text is not None]
         try:
-            found = from_json([texts[row] for row in written])
+            parsed_texts = from_json([texts[row] for row in written])
         except (ValueError, RecursionError) as error:
             raise DamagedError(
-                f"step {self.step!r}: a state is no JSON: {error}. Read another snapshot"
+                f"step {self.step!r}: a state is not valid JSON: {error}. Read another snapshot"
             ) from error
-        for row, value in zip(written, found, strict=True):
-            made[row] = value
+        for row, value in zip(written, parsed_texts, strict=True):
+            values[row] = value
         for row, data in enumerate(pickles):
             if data is not None:
-                made[row] = self._opened(data, keys, row)
-        return made
+                values[row] = self._opened(data, keys, row)
+        return values
 
     def _opened(self, data: bytes, keys: pa.Array, row: int) -> Any:
         try:
-            value = pickle.loads(data) if self.unpickle else kinds.opened(data)
+            value = pickle.loads(data) if self.unpickle else kinds.unpickle_data(data)
             return kinds.plain(self._named(value))
         except SealedError:
             return SEALED
@@ -75,59 +77,58 @@ class Opening:
             ) from error
 
     def _named(self, value: Any) -> Any:
-        """Of a part of a source: how far it is read, whether to its end, and the time it has come to."""
-        if not (self.is_source and type(value) is tuple and len(value) == len(_SOURCE)):
+        """Name the fields of a source part's state (`_SOURCE_FIELDS`); return any other state unchanged."""
+        if not (self.is_source and type(value) is tuple and len(value) == len(_SOURCE_FIELDS)):
             return value
         position, finished, reached = value
         time = None
         if MIN < reached < LAST:
-            with contextlib.suppress(
-                OverflowError
-            ):  # a clock of a user's, of which calendars know nothing
-                time = kinds.moment(reached)
-        return dict(zip(_SOURCE, (position, finished, time), strict=True))
+            # A user's own clock may count in units that no calendar knows.
+            with contextlib.suppress(OverflowError):
+                time = kinds.as_datetime(reached)
+        return dict(zip(_SOURCE_FIELDS, (position, finished, time), strict=True))
 
 
 # ------------------------------------------------------------ looking
 
 
 @dataclass(slots=True)
-class Seen:
-    """What the rows that were looked at have in common."""
+class SeenKinds:
+    """The kinds of the rows that were looked at."""
 
     keys: Kind = "null"
     states: Kind = "null"
     sealed: bool = False
 
-    def look(self, block: Block, opening: Opening) -> None:
-        """Take these rows into account."""
+    def look(self, block: Block, decoder: StateDecoder) -> None:
+        """Merge the kinds of these rows."""
         if self.keys != "string":
             self.keys = kinds.merged(self.keys, _kind_of_keys(block.keys, block.key_pickles))
             self.keys = "string" if self.keys == "any" else self.keys
         for states in block.states.values():
-            self._look(states, block.keys, opening)
+            self._look(states, block.keys, decoder)
 
-    def _look(self, states: States, keys: pa.Array, opening: Opening) -> None:
+    def _look(self, states: States, keys: pa.Array, decoder: StateDecoder) -> None:
         count = len(keys)
-        start = min(_FIRST, count) if self.states == "null" else 0
+        start = min(_FIRST_ROWS, count) if self.states == "null" else 0
         for first, last in ((0, start), (start, count)):
-            some = States(states.texts[first:last], states.pickles[first:last])
-            if last > first and not self._is_known(some):
-                for value in opening.values(some, keys[first:last]):
+            part = States(states.texts[first:last], states.pickles[first:last])
+            if last > first and not self._fits_kind(part):
+                for value in decoder.values(part, keys[first:last]):
                     if value is SEALED:
                         self.sealed = True
                     else:
                         self.states = kinds.merged(self.states, kinds.kind_of(value))
 
-    def _is_known(self, states: States) -> bool:
-        """Whether these are of no other kind: Arrow reads no value as one of another kind, nor leaves any out."""
+    def _fits_kind(self, states: States) -> bool:
+        """Return whether these states have the kind seen so far: Arrow neither converts values here nor drops any."""
         if states.pickles.null_count < len(states.pickles):
             return False
-        known = kinds.arrow_of(self.states)
-        return known is not None and parsed(states.texts, known, strict=True) is not None
+        kind = kinds.arrow_of(self.states)
+        return kind is not None and parse_json(states.texts, kind, strict=True) is not None
 
-    def merge(self, other: Seen) -> None:
-        """Take what another has seen into account."""
+    def merge(self, other: SeenKinds) -> None:
+        """Merge the kinds that another instance has seen."""
         self.keys = kinds.merged(self.keys, other.keys)
         self.keys = "string" if self.keys == "any" else self.keys
         self.states = kinds.merged(self.states, other.states)
@@ -150,16 +151,16 @@ def _kind_of_keys(keys: pa.Array, pickles: pa.Array) -> Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """Makes batches of a table."""
+class TableEncoder:
+    """Makes record batches of a state table."""
 
     schema: t.StructType
     arrow: pa.Schema
-    opening: Opening
+    decoder: StateDecoder
     strict: bool
 
     def batch(self, block: Block) -> pa.RecordBatch:
-        """Rows as the table has them."""
+        """Return rows as a batch with the schema of the table."""
         arrays = [
             self._column(block, field, wanted)
             for field, wanted in zip(self.schema, self.arrow.types, strict=True)
@@ -188,7 +189,9 @@ class Maker:
             try:
                 pa.array([key]).cast(arrow)
             except pa.ArrowInvalid as error:
-                raise self._blamed(key, kinds.misfit("key", key, wanted.simpleString())) from error
+                raise self._error_of(
+                    key, kinds.misfit("key", key, wanted.simpleString())
+                ) from error
         raise AssertionError("one of them does not fit")
 
     def _timers(self, pickles: pa.Array | None, arrow: pa.DataType) -> pa.Array:
@@ -196,36 +199,36 @@ class Maker:
         if pickles.null_count == len(pickles):
             offsets = pa.repeat(pa.scalar(0, pa.int32()), len(pickles) + 1)
             return pa.ListArray.from_arrays(offsets, pa.array([], arrow.value_type), type=arrow)
-        times = [[] if data is None else kinds.opened(data) for data in pickles.to_pylist()]
+        times = [[] if data is None else kinds.unpickle_data(data) for data in pickles.to_pylist()]
         return pa.array(times, arrow)
 
     def _states(self, block: Block, name: str, wanted: t.DataType, arrow: pa.DataType) -> pa.Array:
         states = block.states[name]
         if states.pickles.null_count == len(states.pickles) and kinds.reads_as_json(wanted):
-            found = parsed(states.texts, arrow, self.strict)
-            if found is not None:
-                return found
+            array = parse_json(states.texts, arrow, self.strict)
+            if array is not None:
+                return array
         fit = kinds.fit(wanted, name, self.strict)
-        made: list[Any] = []
-        values = self.opening.values(states, block.keys)
+        fitted: list[Any] = []
+        values = self.decoder.values(states, block.keys)
         try:
-            made.extend(None if value is SEALED else fit(value) for value in values)
+            fitted.extend(None if value is SEALED else fit(value) for value in values)
         except MisfitError as error:
-            raise self._blamed(block.keys[len(made)].as_py(), error) from error
-        return pa.array(made, arrow)
+            raise self._error_of(block.keys[len(fitted)].as_py(), error) from error
+        return pa.array(fitted, arrow)
 
-    def _blamed(self, key: str, error: MisfitError) -> MisfitError:
+    def _error_of(self, key: str, error: MisfitError) -> MisfitError:
         hint = (
             'its types were guessed from a sample of the rows: option("infer", "all") looks at all of them, and so '
             "does railgun.state_table"
             if self.strict
             else "give a schema that holds it, or none"
         )
-        return MisfitError(f"step {self.opening.step!r}, key {_short(key)}, {error}; {hint}")
+        return MisfitError(f"step {self.decoder.step!r}, key {_short(key)}, {error}; {hint}")
 
 
-def parsed(texts: pa.Array, wanted: pa.DataType, strict: bool) -> pa.Array | None:
-    """JSON as an array of this type; None if Arrow finds a value that is of another, or, if `strict`, of none."""
+def parse_json(texts: pa.Array, wanted: pa.DataType, strict: bool) -> pa.Array | None:
+    """Return JSON as an array of this type; None if a value is of another type or (if `strict`) has an extra field."""
     if not len(texts):
         return pa.array([], wanted)
     behaviour = "error" if strict else "ignore"
@@ -233,7 +236,7 @@ def parsed(texts: pa.Array, wanted: pa.DataType, strict: bool) -> pa.Array | Non
         filled = pc.fill_null(texts, "null")
         lines = pc.binary_join_element_wise(pa.scalar('{"v":'), filled, pa.scalar("}\n"), "")
         data = lines.buffers()[2]
-        if data.size > _LONGEST:
+        if data.size > _MAX_JSON_BYTES:
             return None
         column = pj.read_json(
             pa.BufferReader(data),
@@ -243,10 +246,10 @@ def parsed(texts: pa.Array, wanted: pa.DataType, strict: bool) -> pa.Array | Non
                 unexpected_field_behavior=behaviour,
             ),
         )["v"]
-        found = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-        if len(found) != len(texts):
+        array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        if len(array) != len(texts):
             return None
-        return found if found.type == wanted else found.cast(wanted)
+        return array if array.type == wanted else array.cast(wanted)
     except pa.ArrowException:
         return None
 

@@ -1,16 +1,16 @@
-"""What Spark runs: the body of the one task that is a worker.
+"""Define the body of the one Spark task that is a worker.
 
 Rules:
-- The function that is shipped is pickled by value and imports all it needs inside, so that it runs
-  on an executor whose Python lacks Railgun, and can say so.
-- It takes one row of its input and leaves the rest unread. PySpark then does not use the process
-  for another task: a worker's process ends with the worker. Nor does it begin in a process that
-  was used before, where that is known (`daemon.py`): who knows what a query left in it.
-- It runs the entry in the first attempt only. Spark tries a failed task again, perhaps while the
-  first attempt is still alive on an executor it has lost sight of; the controller alone decides
-  whether a worker runs again, as another incarnation.
-- What the entry raises is a result and not a failure of the task, for the same reason: Spark would
-  try it again, and tell it as a Java stack trace.
+- The shipped function is pickled by value and imports all it needs inside, so that it runs on an executor whose Python
+  lacks Railgun, and can report that.
+- It takes one row of its input and leaves the rest unread. PySpark then does not use the process for another task: a
+  worker's process ends with the worker. Nor does a worker begin in a process that ran other tasks, where that is known
+  (`daemon.py`): a query may have left anything in it.
+- It runs the entry in the first attempt only. Spark retries a failed task, perhaps while the first attempt is still
+  alive on an executor it has lost contact with. Only the controller decides whether a worker runs again, as another
+  incarnation.
+- An exception of the entry is a result, not a failure of the task, for the same reason: Spark would retry it, and
+  report it as a Java stack trace.
 - A worker does not outlive the daemon that forked it, whatever it does with signals.
 """
 
@@ -25,9 +25,9 @@ from railgun.engine.worker.spec import WorkerSpec
 
 Entry = Callable[[WorkerSpec], None]
 Row = tuple[object, ...]
-"""The fields of a spec: plain values, which any Python reads."""
+"""The fields of a spec: plain values, which any Python can unpickle."""
 Outcome = tuple[str, str]
-"""How a task ended (one of the words below), and what there is to tell about it."""
+"""How a task ended (one of the words below), and the text that belongs to it."""
 
 ENDED = "ended"
 RAISED = "raised"
@@ -36,16 +36,16 @@ REFUSED = "refused"
 USED = "used"
 
 PROCESS = "railgun.engine.worker.process"
-"""Where the entry of a worker is: `run_worker`."""
+"""The module that has the entry of a worker, `run_worker`."""
 
 
 def row_of(spec: WorkerSpec) -> Row:
-    """What travels of a spec."""
+    """Return a spec as plain values, to be sent to a task."""
     return astuple(spec)
 
 
 def body(entry: Entry | None) -> Callable[[Iterable[Row]], Iterable[Outcome]]:
-    """The function to ship; without an entry it runs the worker that is installed there."""
+    """Return the function to ship; without an entry it runs the worker that is installed on the executor."""
     pickled = None if entry is None else cloudpickle.dumps(entry)  # type: ignore[no-untyped-call]
     module = PROCESS
 
@@ -71,7 +71,7 @@ def body(entry: Entry | None) -> Callable[[Iterable[Row]], Iterable[Outcome]]:
         started_by = getattr(daemon, "__spec__", None)
         if sys.platform == "linux" and started_by and started_by.name.endswith(".daemon"):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-            if os.getppid() == 1:  # it has gone already
+            if os.getppid() == 1:  # the daemon is gone already
                 os._exit(1)
         try:
             spec_type = importlib.import_module("railgun.engine.worker.spec").WorkerSpec

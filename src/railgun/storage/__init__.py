@@ -1,1 +1,1 @@
-"""Files that survive crashes: object stores, locks, format files."""
+"""Files that survive crashes: atomic writes to local disks and object stores, locks, format files."""

@@ -1,4 +1,4 @@
-"""What can go wrong with files and their locks: each error names the file and says what to do next."""
+"""Errors of files and locks: each names the file and says what to do next."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class DiskError(StorageError):
 
 
 class FullDiskError(DiskError):
-    """There is no room for a file: the disk, a quota or a limit of the process is used up."""
+    """A file cannot be written because the disk, a quota or a limit of the process is exhausted."""
 
 
 class ReadOnlyError(DiskError):
-    """A file cannot be written where it should be: this user may not, or nobody may."""
+    """A file cannot be written: the disk is read-only, or this user lacks the permission."""
 
 
 class MissingError(DiskError):
-    """A file is not there."""
+    """A file does not exist."""
 
     exit_code = ExitCode.USAGE
     kind = "no-snapshot"
 
 
 class LockedError(StorageError):
-    """Another job works in this directory, or has taken it over."""
+    """Another job uses this directory, or has taken it over."""
 
     exit_code = ExitCode.NO_JOB
     kind = "locked"

@@ -1,4 +1,4 @@
-"""Format files: which version of Railgun's formats a data directory has.
+"""Read and write format files, which record the format and version of a data directory.
 
 Every data directory holds a small file, `format`, with the name of its format and a version, as JSON::
 
@@ -6,12 +6,12 @@ Every data directory holds a small file, `format`, with the name of its format a
 
 Rules:
 
-1. The file is written when the directory is made. A directory without one was made before there were format files: it
-   has version 1, and gets the file once it has been opened.
+1. The file is written when the directory is created. A directory without the file was created before format files
+   existed: it has version 1, and gets the file once it has been opened.
 2. A directory of a later version is refused (`LaterVersionError`) before anything in it is changed: an older program
    cannot know what it would destroy. So is a directory of another format.
-3. A directory of an older version is opened, and from then on has the version of the program that opened it. Raise a
-   version when an older program would misread, drop or damage what is written from now on.
+3. A directory of an older version is opened, and then gets the version of the program that opened it. Raise a version
+   when an older program would misread, drop or damage the data written from now on.
 """
 
 from __future__ import annotations

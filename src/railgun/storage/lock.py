@@ -1,15 +1,17 @@
-"""Locks: one job works in a directory of snapshots, and who comes second is told who was first.
+"""Lock a directory of snapshots for one job. A second job is refused with an error that names the holder.
 
 Rules:
 
-1. On a local disk the system keeps the lock (`flock`): it is gone with the process that had it, however it ended. The
-   file also says who has it, for people; it stays when the lock is gone, because a lock on a deleted file is none.
-2. A process that is forked while a lock is held does not hold it too.
-3. Elsewhere (s3, gs, hdfs) a file says who has the lock: which process (`processes`), and since when. If it is certain
-   that the process has ended, the lock is taken over; of another host, or another container, nothing can be known, and
-   a person has to delete the file. Two jobs that come within the same instant are told apart by reading the file again;
-   that is likely, not certain.
-4. A lock can be lost: its file deleted or replaced. Its holder asks (`held`) before it writes what others rely on.
+1. On a local disk the operating system keeps the lock (`flock`): it ends with the process that holds it, however that
+   ends. The file also names the holder, for people; it stays when the lock ends, because a lock on a deleted file is
+   void.
+2. A process that is forked while a lock is held does not hold the lock.
+3. Elsewhere (s3, gs, hdfs) a file names the holder: the process (`processes`), and since when it holds the lock. If the
+   process has certainly ended, the lock is taken over. The state of a process on another host, or in another container,
+   is unknown, and a person must delete the file. If two jobs take the lock at the same instant, each reads the file
+   again to see which of them won; that is likely to work, not certain.
+4. A lock can be lost: its file can be deleted or replaced. The holder calls `held` before it writes data that others
+   rely on.
 """
 
 from __future__ import annotations
@@ -33,58 +35,58 @@ from railgun.storage.processes import Process
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that has a lock, and since when."""
+    """The process that holds a lock, and since when."""
 
     host: str
     pid: int
     birth: str
     since: float
     token: str
-    """Tells two locks of one process from each other."""
+    """A random text that distinguishes two locks of one process."""
     machine_id: str = ""
     boot_id: str = ""
     namespace: str = ""
 
     @staticmethod
     def me() -> Owner:
-        """This process, with a lock that is taken now."""
+        """Return this process as the owner of a lock that is taken now."""
         process = Process.this()
         return Owner(since=time.time(), token=uuid.uuid4().hex, **asdict(process))
 
     @staticmethod
     def read(data: bytes) -> Owner | None:
-        """Return the owner that a lock's file names; None if it names nobody."""
+        """Return the owner that the content of a lock's file names; None if it is malformed."""
         try:
-            told: dict[str, Any] = json.loads(data)
+            fields: dict[str, Any] = json.loads(data)
             return Owner(
-                str(told["host"]),
-                int(told["pid"]),
-                str(told["birth"]),
-                float(told["since"]),
-                str(told["token"]),
-                *(str(told.get(name, "")) for name in ("machine_id", "boot_id", "namespace")),
+                str(fields["host"]),
+                int(fields["pid"]),
+                str(fields["birth"]),
+                float(fields["since"]),
+                str(fields["token"]),
+                *(str(fields.get(name, "")) for name in ("machine_id", "boot_id", "namespace")),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def as_bytes(self) -> bytes:
-        """Return what a lock's file says."""
+        """Return the content of a lock's file."""
         return json.dumps(asdict(self)).encode()
 
     @property
     def process(self) -> Process:
-        """The process alone."""
+        """The process, without the lock."""
         return Process(
             self.host, self.pid, self.birth, self.machine_id, self.boot_id, self.namespace
         )
 
     def is_gone(self) -> bool:
-        """Whether it is certain that this process has ended."""
+        """Return whether this process has certainly ended."""
         return self.process.is_gone()
 
     @property
     def began(self) -> str:
-        """When the lock was taken, for people."""
+        """The local time at which the lock was taken, as text."""
         return time.strftime("%F %T", time.localtime(self.since))
 
     def __str__(self) -> str:
@@ -95,19 +97,22 @@ class Lock(Protocol):
     """A lock that is held until it is released or lost."""
 
     def held(self) -> bool:
-        """Whether it still is."""
+        """Return whether the lock is still held."""
         ...
 
     def release(self) -> None:
-        """Give it up; a second time is nothing."""
+        """Release the lock; a second call does nothing."""
         ...
 
 
 class FileLock:
-    """A lock the system keeps, on a file of a local disk."""
+    """A lock that the operating system keeps, on a file of a local disk."""
 
     def __init__(self, path: Path, on_read_only: bool = False) -> None:
-        """Take the lock. `on_read_only`: also on a read-only disk, where it does not say who has it."""
+        """Take the lock; raise `LockedError` if another process holds it.
+
+        `on_read_only`: also on a read-only disk, where the file cannot name the holder.
+        """
         self.path = path
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -127,30 +132,34 @@ class FileLock:
             self._file = -1
             raise
         _held.add(self)
-        with contextlib.suppress(OSError):  # a full disk: the lock is what counts
+        with contextlib.suppress(
+            OSError
+        ):  # on a full disk the file names no holder; the lock still holds
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, Owner.me().as_bytes(), 0)
 
     def held(self) -> bool:
-        """Whether the file is still the one that was locked."""
+        """Return whether the file at the path is still the one that was locked."""
         if self._file < 0:
             return False
         try:
-            there, mine = os.stat(self.path), os.fstat(self._file)
+            current, locked_file = os.stat(self.path), os.fstat(self._file)
         except OSError:
             return False
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        return (current.st_dev, current.st_ino) == (locked_file.st_dev, locked_file.st_ino)
 
     def release(self) -> None:
-        """Give it up."""
+        """Release the lock; a second call does nothing."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # also for a child that has just been forked
+                fcntl.flock(
+                    self._file, fcntl.LOCK_UN
+                )  # also releases it for a child that was just forked
             self.forget()
 
     def forget(self) -> None:
-        """Close the file and leave the rest alone."""
+        """Close the file without releasing the lock, which a parent process may still hold."""
         file, self._file = self._file, -1
         _held.discard(self)
         if file >= 0:
@@ -162,14 +171,14 @@ _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 def _forget_all() -> None:
     for lock in list(_held):
-        lock.forget()  # closing leaves the lock to the parent, which has the file open
+        lock.forget()  # the parent, which has the file open, keeps the lock
 
 
 os.register_at_fork(after_in_child=_forget_all)
 
 
 class OwnerLock:
-    """A lock that is a file which names its owner, where there is nothing better."""
+    """A lock in the form of a file that names its owner, for filesystems without locks of their own."""
 
     def __init__(
         self,
@@ -180,22 +189,22 @@ class OwnerLock:
     ) -> None:
         self.name = name
         self._read, self._delete = read, delete
-        there = self._owner()
-        if there is not None and not there.is_gone():
-            raise locked(name, there)
+        owner = self._owner()
+        if owner is not None and not owner.is_gone():
+            raise locked(name, owner)
         self._me: Owner | None = Owner.me()
         write(self._me.as_bytes())
-        there = self._owner()
-        if there != self._me:
+        owner = self._owner()
+        if owner != self._me:
             self._me = None
-            raise locked(name, there)
+            raise locked(name, owner)
 
     def held(self) -> bool:
-        """Whether the file still names this lock."""
+        """Return whether the file still names this lock."""
         return self._me is not None and self._owner() == self._me
 
     def release(self) -> None:
-        """Delete the file, if it is ours."""
+        """Delete the file, if it still names this lock."""
         if self.held():
             self._delete()
         self._me = None
@@ -208,7 +217,7 @@ class OwnerLock:
 
 
 def locked(name: str, owner: Owner | None, certain: bool = False) -> LockedError:
-    """Make the error for whoever comes second. `certain`: the holder is known to be alive."""
+    """Return the error for a job that finds the lock held. `certain`: the holder is known to be alive."""
     who = str(owner) if owner is not None else "a process that has not said which"
     advice = "" if certain else f" If you know that it is gone, delete {name}."
     if owner is not None and owner.process == Process.this():

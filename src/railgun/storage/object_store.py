@@ -1,18 +1,18 @@
-"""Disks: where files of snapshots lie, and what may be relied on there.
+"""Write and read whole files, atomically and durably, on a local disk or in an object store.
 
 Rules:
 
-1. `write` is all or nothing, and for good: when it returns, the file is there after a power cut; if it raises, or the
-   process or the machine dies, the name has what it had before, or all of the new content, never a part of it.
-2. `LocalDisk` does it by a temporary file in the same directory: written, synced, renamed over the name, and then the
-   directory is synced, and those above it if they are new. Temporary files (a dot before the name) that a dead
-   process has left behind are never listed.
-3. `ArrowDisk` has what its filesystem gives. Object stores (s3, gs, abfs) make an object visible whole when it is
-   complete, and for good. Others (hdfs) get a temporary file that is moved; where moving over a file that is there
-   is refused, that file is deleted first, so for an instant there is none. Only files that can be made anew from the
-   others (`run.json`, attempts) are ever written twice.
-4. Errors are typed, name the file and the cause, and leave nothing behind but what was there.
-5. Paths are relative, with `/`, and stay inside.
+1. `write` is atomic and durable: when it returns, the file survives a power failure; if it raises, or the process or
+   the machine dies, the file has its previous content or all of the new content, never a part of it.
+2. `LocalDisk` writes a temporary file in the same directory, syncs it, renames it over the name, and then syncs the
+   directory, and the directories above it if they are new. Temporary files (their names begin with a dot) that a dead
+   process left behind are never listed.
+3. `ArrowDisk` gives what its filesystem guarantees. Object stores (s3, gs, abfs) show an object only when it is
+   complete, and durably. On others (hdfs) a temporary file is moved; where moving over an existing file is refused,
+   that file is deleted first, so for an instant there is none. Only files that can be rebuilt from others (`run.json`,
+   attempts) are ever written twice.
+4. Errors are typed, name the file and the cause, and leave behind only what was there before.
+5. Paths are relative, with `/`, and stay inside the root.
 """
 
 from __future__ import annotations
@@ -39,52 +39,52 @@ from railgun.storage.lock import FileLock, Lock, Owner, OwnerLock
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 _MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
-_ATTEMPTS: Final = 5
+_WRITE_ATTEMPTS: Final = 5
 _OBJECT_STORES: Final = {"s3", "gcs", "abfs", "mock"}
 
 
 class Disk(Protocol):
-    """Whole files by their names."""
+    """A store of whole files by their paths. All methods raise `DiskError` if the disk fails."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Put a file there, whole and for good, in place of what is there."""
+        """Write a file atomically and durably; replace an existing one."""
         ...
 
     def read(self, path: str) -> bytes:
-        """The file; `MissingError` if there is none."""
+        """Return the content of a file; raise `MissingError` if it does not exist."""
         ...
 
     def list(self, path: str) -> list[str]:
-        """The names of all files below a directory, relative to it, in order; none if there is no directory."""
+        """Return the paths of all files below a directory, relative to it, sorted; empty if it does not exist."""
         ...
 
     def delete(self, path: str) -> None:
-        """Take a file away; no error if there is none."""
+        """Delete a file, if it exists."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
         ...
 
     def sync(self, path: str) -> None:
-        """What is seen in this directory now, is there for good."""
+        """Make the present entries of a directory durable."""
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take a lock; `LockedError` says who has it."""
+        """Take the lock at this path; raise `LockedError`, which names the holder, if it is taken."""
         ...
 
     def holder(self, path: str) -> str | None:
-        """Who has a lock, as far as can be known; None: nobody."""
+        """Return the holder of a lock, for people; None if it is known to be free."""
         ...
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the full name of a file, for people."""
         ...
 
 
 def open_disk(url: str) -> Disk:
-    """The disk of a directory: a path, a `file:` URL, or any other that pyarrow opens.
+    """Return the disk for a directory: a path, a `file:` URL, or any URL that pyarrow opens; raise `StorageError`.
 
     >>> import tempfile
     >>> disk = open_disk(tempfile.mkdtemp())
@@ -105,7 +105,7 @@ def open_disk(url: str) -> Disk:
 
 
 def check_path(path: str) -> str:
-    """A path that stays inside of its disk."""
+    """Return `path` if it stays inside of its disk; else raise `StorageError`."""
     pieces = path.split("/")
     if path and (any(piece in ("", ".", "..") for piece in pieces) or "\0" in path):
         raise StorageError(f"{path!r} is no path inside of a directory of snapshots")
@@ -113,31 +113,31 @@ def check_path(path: str) -> str:
 
 
 class LocalDisk:
-    """A directory of this machine, or one that is mounted. It is made when something is first written."""
+    """A local or mounted directory. It is created by the first write."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
-        self._durable: set[Path] = set()  # directories whose own entries are synced
+        self._durable: set[Path] = set()  # directories whose entry in their parent is synced
         self._numbers = itertools.count()
 
     def __repr__(self) -> str:
         return f"LocalDisk({str(self.root)!r})"
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the full name of a file, for people."""
         return str(self._at(path))
 
     def write(self, path: str, data: bytes) -> None:
-        """Put a file there: temporary file, sync, rename, sync of the directory."""
+        """Write a file atomically and durably: temporary file, sync, rename, sync of the directory."""
         target = self._at(path)
-        with _typed("write", target):
-            for attempt in range(_ATTEMPTS):
+        with _disk_errors("write", target):
+            for attempt in range(_WRITE_ATTEMPTS):
                 try:
                     self._write(target, data)
                     return
-                except FileNotFoundError:  # somebody removed the directory, which was empty
+                except FileNotFoundError:  # another process removed the empty directory
                     self._durable.clear()
-                    if attempt == _ATTEMPTS - 1:
+                    if attempt == _WRITE_ATTEMPTS - 1:
                         raise
 
     def _write(self, target: Path, data: bytes) -> None:
@@ -163,7 +163,7 @@ class LocalDisk:
         try:
             _sync(directory)
         except BaseException:
-            if not was_there:  # seen, but not for good: better not at all
+            if not was_there:  # visible, but not durable: better remove it
                 with contextlib.suppress(OSError):
                     os.unlink(target)
             raise
@@ -177,69 +177,69 @@ class LocalDisk:
             self._make(directory.parent)
             with contextlib.suppress(FileExistsError):
                 directory.mkdir()
-        _sync(directory.parent)  # also if it was there: whoever made it may not have got so far
+        _sync(directory.parent)  # also if it existed: its creator may have died before the sync
         self._durable.add(directory)
 
     def read(self, path: str) -> bytes:
-        """The file."""
+        """Return the content of a file; raise `MissingError` if it does not exist."""
         target = self._at(path)
-        with _typed("read", target):
+        with _disk_errors("read", target):
             return target.read_bytes()
 
     def list(self, path: str) -> list[str]:
-        """The names of all files below a directory."""
+        """Return the paths of all files below a directory, relative to it, sorted."""
         top = self._at(path)
-        found: list[str] = []
+        paths: list[str] = []
 
         def refuse(error: OSError) -> None:
             if error.errno != errno.ENOENT:
                 raise error
 
-        with _typed("list", top):
+        with _disk_errors("list", top):
             for directory, inner, names in os.walk(top, onerror=refuse):
                 inner[:] = [name for name in inner if not name.startswith(".")]
                 below = Path(directory).relative_to(top)
-                found += [(below / name).as_posix() for name in names if not name.startswith(".")]
-        return sorted(found)
+                paths += [(below / name).as_posix() for name in names if not name.startswith(".")]
+        return sorted(paths)
 
     def delete(self, path: str) -> None:
-        """Take a file away, and the directories that are empty without it."""
+        """Delete a file, if it exists, and the directories that are empty without it."""
         target = self._at(path)
-        with _typed("delete", target):
+        with _disk_errors("delete", target):
             try:
                 target.unlink()
             except FileNotFoundError:
                 return
-        for above in itertools.takewhile(lambda above: above != self.root, target.parents):
+        for parent in itertools.takewhile(lambda parent: parent != self.root, target.parents):
             try:
-                above.rmdir()
+                parent.rmdir()
             except OSError:
                 break
-            self._durable.discard(above)
+            self._durable.discard(parent)
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
         target = self._at(path)
-        with _typed("find", target):
+        with _disk_errors("find", target):
             return target.is_file()
 
     def sync(self, path: str) -> None:
-        """What is seen in this directory now, is there for good."""
+        """Make the present entries of a directory durable, or its deletion if it was deleted with its last file."""
         directory = self._at(path)
         while directory != self.root and not directory.exists():
-            directory = directory.parent  # it was deleted with its last file: that is to stay so
-        with _typed("sync", directory), contextlib.suppress(FileNotFoundError):
+            directory = directory.parent
+        with _disk_errors("sync", directory), contextlib.suppress(FileNotFoundError):
             _sync(directory)
 
     def lock(self, path: str) -> Lock:
-        """Take a lock that the system keeps."""
+        """Take a lock that the operating system keeps; raise `LockedError` if it is taken."""
         target = self._at(path)
-        with _typed("lock", target):
+        with _disk_errors("lock", target):
             self._make(target.parent)
             return FileLock(target)
 
     def holder(self, path: str) -> str | None:
-        """Who has a lock."""
+        """Return the holder of a lock, for people; None if it is known to be free."""
         try:
             owner = Owner.read(self.read(path))
         except MissingError:
@@ -251,10 +251,10 @@ class LocalDisk:
 
 
 class ArrowDisk:
-    """A directory of any filesystem that pyarrow opens: s3, gs, abfs, hdfs."""
+    """A directory in a filesystem that pyarrow opens: s3, gs, abfs, hdfs."""
 
     def __init__(self, url: str, filesystem: Any = None) -> None:
-        from pyarrow import fs  # many know only local files
+        from pyarrow import fs  # here, because local disks do not need pyarrow
 
         self.url = url.rstrip("/")
         self._fs = fs
@@ -275,13 +275,13 @@ class ArrowDisk:
         return f"ArrowDisk({self.url!r})"
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the full name of a file, for people."""
         return f"{self.url}/{path}" if path else self.url
 
     def write(self, path: str, data: bytes) -> None:
-        """Put a file there: at once, if the filesystem shows files when they are complete, or else by a move."""
+        """Write a file: directly if the filesystem shows files only when they are complete, else by a move."""
         target = self._at(path)
-        with self._typed("write", path):
+        with self._disk_errors("write", path):
             parent = target.rpartition("/")[0]
             if self.filesystem.type_name in _OBJECT_STORES:
                 if self.filesystem.type_name == "mock":
@@ -317,40 +317,40 @@ class ArrowDisk:
         stream.close()
 
     def read(self, path: str) -> bytes:
-        """The file."""
+        """Return the content of a file; raise `MissingError` if it does not exist."""
         target = self._at(path)
-        with self._typed("read", path):
+        with self._disk_errors("read", path):
             with self.filesystem.open_input_stream(target) as stream:
                 data: bytes = stream.read()
             return data
 
     def list(self, path: str) -> list[str]:
-        """The names of all files below a directory."""
+        """Return the paths of all files below a directory, relative to it, sorted."""
         top = self._at(path) if path else self.root
         chosen = self._fs.FileSelector(top, allow_not_found=True, recursive=True)
-        with self._typed("list", path):
-            found = self.filesystem.get_file_info(chosen)
+        with self._disk_errors("list", path):
+            paths = self.filesystem.get_file_info(chosen)
         start = len(top.rstrip("/")) + 1
-        names = [info.path[start:] for info in found if info.type == self._fs.FileType.File]
+        names = [info.path[start:] for info in paths if info.type == self._fs.FileType.File]
         return sorted(n for n in names if not any(p.startswith(".") for p in n.split("/")))
 
     def delete(self, path: str) -> None:
-        """Take a file away."""
+        """Delete a file, if it exists."""
         target = self._at(path)
-        with self._typed("delete", path), contextlib.suppress(FileNotFoundError):
+        with self._disk_errors("delete", path), contextlib.suppress(FileNotFoundError):
             if self._is_file(target):
                 self.filesystem.delete_file(target)
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
-        with self._typed("find", path):
+        """Return whether a file exists."""
+        with self._disk_errors("find", path):
             return self._is_file(self._at(path))
 
     def sync(self, path: str) -> None:
-        """Nothing: what is seen, is there for good."""
+        """Do nothing: entries are durable once they are visible."""
 
     def lock(self, path: str) -> Lock:
-        """Write down who has the lock."""
+        """Take a lock by a file that names its owner; raise `LockedError` if it is taken."""
         return OwnerLock(
             self.where(path),
             lambda: self.read(path),
@@ -359,7 +359,7 @@ class ArrowDisk:
         )
 
     def holder(self, path: str) -> str | None:
-        """Who has a lock."""
+        """Return the holder of a lock, for people; None if it is known to be free."""
         try:
             owner = Owner.read(self.read(path))
         except MissingError:
@@ -373,8 +373,8 @@ class ArrowDisk:
     def _at(self, path: str) -> str:
         return f"{self.root}/{check_path(path)}"
 
-    def _typed(self, verb: str, path: str) -> contextlib.AbstractContextManager[None]:
-        return _typed(verb, self.where(path))
+    def _disk_errors(self, verb: str, path: str) -> contextlib.AbstractContextManager[None]:
+        return _disk_errors(verb, self.where(path))
 
 
 def _sync(directory: Path) -> None:
@@ -382,15 +382,15 @@ def _sync(directory: Path) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EROFS):  # there is no such thing on this disk
+        if error.errno not in (errno.EINVAL, errno.EROFS):  # these disks cannot sync directories
             raise
     finally:
         os.close(file)
 
 
 @contextlib.contextmanager
-def _typed(verb: str, target: Path | str) -> Iterator[None]:
-    """Errors of the system as ours."""
+def _disk_errors(verb: str, target: Path | str) -> Iterator[None]:
+    """Translate `OSError` to `DiskError`, with the operation and the file."""
     try:
         yield
     except OSError as error:
@@ -398,7 +398,7 @@ def _typed(verb: str, target: Path | str) -> Iterator[None]:
 
 
 def disk_error(verb: str, target: str, error: OSError) -> DiskError:
-    """An error of the system, with the file and what to do."""
+    """Return the `DiskError` for an error of the operating system, with the file, the cause and what to do."""
     cause = error.strerror or str(error)
     if error.errno in _FULL:
         return FullDiskError(
@@ -416,4 +416,4 @@ def disk_error(verb: str, target: str, error: OSError) -> DiskError:
             f"cannot {verb} {target}: {cause}. Something that is no directory may be in its place; move it away, or "
             "use another directory."
         )
-    return DiskError(f"cannot {verb} {target}: {cause}. Look after that disk, and try again.")
+    return DiskError(f"cannot {verb} {target}: {cause}. Check that disk, and try again.")

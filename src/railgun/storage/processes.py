@@ -1,13 +1,13 @@
 """Identify a process, so that another process can tell whether it has ended.
 
-A host name and a process number are not enough: containers share host names, all of them have a process 1, and numbers
-are used again. A process is identified by:
+A host name and a process number are not enough: containers share host names, every container has a process 1, and
+numbers are reused. A process is identified by:
 
 - the host name and the machine id (`/etc/machine-id`): which machine or container;
-- the boot id of the kernel, and the namespace of process numbers: where the process number means anything;
+- the boot id of the kernel, and the namespace of process numbers: where the process number is valid;
 - the process number and the time the process began: which process.
 
-That a process has ended is said only if it is certain: one of another machine, kernel or namespace may be alive.
+A process counts as ended only if that is certain: a process of another machine, kernel or namespace may be alive.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from pathlib import Path
 from typing import Final
 
 FIRST_NAMESPACE: Final = "pid:[4026531836]"
-"""The namespace of process numbers that a Linux kernel starts with: not a container."""
+"""The namespace of process numbers with which a Linux kernel starts: outside of containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, as another process can recognise it. A field that is not known is an empty string."""
+    """The identity of a process, by which another process recognizes it. Unknown fields are empty."""
 
     host: str
     pid: int
     birth: str
-    """When the process began, in the words of its system: tells it from a later one of that number."""
+    """When the process began, as its system writes it: distinguishes it from a later process of that number."""
     machine_id: str = ""
     boot_id: str = ""
     namespace: str = ""
 
     @staticmethod
     def this() -> Process:
-        """Identify this process."""
+        """Return the identity of this process."""
         pid = os.getpid()
         return Process(socket.gethostname(), pid, birth_of(pid) or "", *_surroundings())
 
     def is_gone(self) -> bool:
-        """Whether it is certain that this process has ended."""
+        """Return whether this process has certainly ended."""
         if self.pid <= 0:
             return True
         here = Process.this()
         if (self.host, self.machine_id) != (here.host, here.machine_id):
             return False
         if self.boot_id != here.boot_id:
-            # The machine was started again. In a container, the boot id is that of whichever machine runs it.
-            known = self.machine_id and self.boot_id and here.boot_id
-            return bool(known) and self.namespace == here.namespace == FIRST_NAMESPACE
+            # The machine was restarted. In a container, the boot id is that of the machine that runs the container.
+            comparable = self.machine_id and self.boot_id and here.boot_id
+            return bool(comparable) and self.namespace == here.namespace == FIRST_NAMESPACE
         if self.namespace != here.namespace:
             return False
         try:
@@ -60,7 +60,7 @@ class Process:
         except ProcessLookupError:
             return True
         except OSError:
-            return False  # somebody else's
+            return False  # a process of another user
         birth = birth_of(self.pid)
         return birth is None or (self.birth != "" and birth != self.birth)
 
@@ -83,7 +83,7 @@ def _line(path: str) -> str:
 
 
 def birth_of(pid: int) -> str | None:
-    """Return when a process began; None if there is none of this number, or only a zombie.
+    """Return when the process of this number began; None if there is none, or only a zombie.
 
     >>> birth_of(os.getpid()) == birth_of(os.getpid()) is not None
     True
@@ -98,7 +98,7 @@ def birth_of(pid: int) -> str | None:
             return None
         state, ticks = after_name[0], after_name[19]
         return None if state in "ZX" else ticks
-    told = subprocess.run(
+    output = subprocess.run(
         ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
-    return told or None
+    return output or None

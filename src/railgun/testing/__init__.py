@@ -1,4 +1,4 @@
-"""Tools to test flows with, and the proof of the protocols: a public part of Railgun."""
+"""Test flows without Spark and without processes: `FlowTester`, simulated disks, a broker in a thread."""
 
 from railgun.testing.flow_tester import FlowTester
 

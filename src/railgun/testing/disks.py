@@ -1,9 +1,9 @@
-"""A disk in memory that crashes, loses power, is full, cannot be written, and flips bits, when a test says so.
+"""Simulate a disk in memory that crashes, loses power, is full, is read-only, or flips bits.
 
-It keeps two views: what programs see, and what would be there after a power cut. A write is made of the steps that
-`LocalDisk` takes, and between any two of them a hook may raise `Crash`: the program is gone, the disk stays as it is.
-`lose_power` then takes away what was not synced: each change of a directory that was not synced comes about or does
-not, each content that was not synced is whole, torn or empty, as a seeded die falls. Most file systems are kinder.
+It keeps two views: what programs see, and what would remain after a power cut. A write consists of the steps that
+`LocalDisk` takes, and between any two of them a hook may raise `Crash`: then the program has ended, and the disk stays
+as it is. `lose_power` discards what was not synced: each change of a directory that was not synced is kept or lost, and
+each content that was not synced is whole, torn or empty, as drawn from a seed. Most file systems lose less.
 
 >>> disk = SimulatedDisk(seed=1)
 >>> disk.write("a", b"old")
@@ -32,19 +32,19 @@ from railgun.storage.object_store import check_path, disk_error
 
 Step = Literal["write", "sync", "rename", "sync directory", "delete", "done"]
 STEPS: Final[tuple[Step, ...]] = ("write", "sync", "rename", "sync directory", "done")
-"""Of a write, in their order; a hook is called before each of them."""
+"""The steps of a write, in order. The hook is called before each of them."""
 
 Hook = Callable[[Step, str], None]
 C = TypeVar("C")
 S = TypeVar("S", bound=str)
 
 
-class Crash(ProcessEnd):  # nothing may take it for an error and go on
-    """The program is gone, at this very point."""
+class Crash(ProcessEnd):  # no code may handle it as an error and go on
+    """The simulated program ends at this point."""
 
 
-def crashing_at(step: int, crash: Callable[[], None]) -> Callable[[S, str], None]:
-    """A hook by which the program is gone before the step of this number; 0 is the next one."""
+def crash_hook(step: int, crash: Callable[[], None]) -> Callable[[S, str], None]:
+    """Return a hook that ends the program before the step with this number; 0 is the next step."""
     count = itertools.count()
 
     def hook(name: S, path: str) -> None:
@@ -55,31 +55,31 @@ def crashing_at(step: int, crash: Callable[[], None]) -> Callable[[S, str], None
     return hook
 
 
-def flipped(data: bytes | bytearray, bit: int | None, chance: random.Random) -> bytearray:
-    """The same but for one bit, a random one unless told which."""
-    made = bytearray(data)
-    at = chance.randrange(8 * len(made)) if bit is None else bit
-    made[at // 8] ^= 1 << at % 8
-    return made
+def flip_bit(data: bytes | bytearray, bit: int | None, chance: random.Random) -> bytearray:
+    """Return a copy of `data` with one bit flipped: the given one, or a random one."""
+    flipped = bytearray(data)
+    at = chance.randrange(8 * len(flipped)) if bit is None else bit
+    flipped[at // 8] ^= 1 << at % 8
+    return flipped
 
 
 @dataclass(slots=True)
 class _Change(Generic[C]):
-    """Of a directory: these names get these contents, or none."""
+    """A change of a directory: these names get these contents, or are removed."""
 
     directory: str
     names: dict[str, C | None]
 
-    def apply(self, to: dict[str, C]) -> None:
+    def apply(self, entries: dict[str, C]) -> None:
         for name, content in self.names.items():
             if content is None:
-                to.pop(name, None)
+                entries.pop(name, None)
             else:
-                to[name] = content
+                entries[name] = content
 
 
-class Names(Generic[C]):
-    """Which names there are, for programs and after a power cut."""
+class DirectoryEntries(Generic[C]):
+    """File names with their contents, as programs see them and as they are after a power cut."""
 
     def __init__(self) -> None:
         self.seen: dict[str, C] = {}
@@ -87,23 +87,23 @@ class Names(Generic[C]):
         self._changes: list[_Change[C]] = []
 
     def change(self, directory: str, names: dict[str, C | None]) -> None:
-        """In a directory, these names get these contents, or none; nothing is synced by that."""
+        """Set the contents of names in a directory, or remove names (None), without syncing."""
         change = _Change(directory, names)
         change.apply(self.seen)
         self._changes.append(change)
 
     def sync(self, directory: str) -> None:
-        """What is seen in this directory now, is there for good."""
-        left = []
+        """Make the present names of this directory durable."""
+        remaining = []
         for change in self._changes:
             if change.directory == directory:
                 change.apply(self.durable)
             else:
-                left.append(change)
-        self._changes = left
+                remaining.append(change)
+        self._changes = remaining
 
     def settle(self, chance: random.Random) -> None:
-        """The power is gone: each change that was not synced has come about, or has not."""
+        """Cut the power: keep or lose each change that was not synced, at random."""
         for change in self._changes:
             if chance.random() < 0.5:
                 change.apply(self.durable)
@@ -111,7 +111,7 @@ class Names(Generic[C]):
         self.seen = dict(self.durable)
 
     def put(self, path: str, content: C) -> None:
-        """Behind the back of all programs."""
+        """Set a content durably, unseen by hooks."""
         self.seen[path] = self.durable[path] = content
 
 
@@ -124,7 +124,7 @@ class _Content:
 class SimulatedDisk:
     """A `Disk` for tests. Several stores may share one, as processes share a disk.
 
-    `without`: steps that are left out, to see that a test would notice. They happen, but nothing is synced by them.
+    `without`: steps that sync nothing, although their hooks are called, to prove that a test would notice.
     """
 
     def __init__(
@@ -134,23 +134,23 @@ class SimulatedDisk:
         self.full = False
         self.read_only = False
         self.room: int | None = None
-        """Bytes there is room for; None: any."""
+        """Capacity in bytes; None: unlimited."""
         self.writes: list[str] = []
-        """The names of all files that were written, in order."""
+        """The paths of all files that were written, in order."""
         self._without = without
         self._chance = random.Random(seed)
-        self._names: Names[_Content] = Names()
+        self._names: DirectoryEntries[_Content] = DirectoryEntries()
         self._owners: dict[str, SimulatedLock] = {}
         self._numbers = itertools.count()
 
     # ------------------------------------------------------------ a disk
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the name of a file, for messages."""
         return f"simulated:{path}"
 
     def write(self, path: str, data: bytes) -> None:
-        """Put a file there, step by step."""
+        """Write a file, step by step."""
         check_path(path)
         directory, _, name = path.rpartition("/")
         temporary = f"{directory}/.{name}.{next(self._numbers)}.tmp".lstrip("/")
@@ -169,20 +169,20 @@ class SimulatedDisk:
         self._step("done", path)
 
     def read(self, path: str) -> bytes:
-        """The file."""
+        """Return the content of a file."""
         check_path(path)
         if path not in self._names.seen:
             raise disk_error("read", self.where(path), _os_error(errno.ENOENT))
         return self._names.seen[path].data
 
     def list(self, path: str) -> list[str]:
-        """The names of all files below a directory."""
+        """Return the names of all files below a directory."""
         start = f"{check_path(path)}/" if path else ""
         names = [name[len(start) :] for name in self._names.seen if name.startswith(start)]
         return sorted(n for n in names if not any(p.startswith(".") for p in n.split("/")))
 
     def delete(self, path: str) -> None:
-        """Take a file away; nothing is synced by that."""
+        """Delete a file, without syncing."""
         check_path(path)
         if path not in self._names.seen:
             return
@@ -192,36 +192,36 @@ class SimulatedDisk:
         self._names.change(path.rpartition("/")[0], {path: None})
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether there is such a file."""
         return check_path(path) in self._names.seen
 
     def sync(self, path: str) -> None:
-        """What is seen in this directory now, is there for good."""
+        """Make the present names of this directory durable."""
         self._names.sync(path)
 
     def lock(self, path: str) -> Lock:
-        """A lock, which is gone with `crash` as those of a system are."""
+        """Return a lock, which `crash` releases as the system would."""
         if self.read_only:
             raise disk_error("lock", self.where(path), _os_error(errno.EROFS))
         return SimulatedLock.take(self._owners, path, self.where(path))
 
     def holder(self, path: str) -> str | None:
-        """Who has a lock."""
+        """Return the owner of a lock, or None."""
         return str(self._owners[path].owner) if path in self._owners else None
 
-    # ------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------ faults
 
     def crash_at(self, step: int) -> None:
-        """Let the program be gone before the step of this number, counted from now on; 0 is the next one."""
-        self.hook = crashing_at(step, self.crash)
+        """End the program before the step with this number, counted from now on; 0 is the next step."""
+        self.hook = crash_hook(step, self.crash)
 
     def crash(self) -> None:
-        """All programs are gone, and their locks with them; the disk stays as it is."""
+        """End all programs and release their locks; the disk stays as it is."""
         self._owners.clear()
         self.hook = None
 
     def lose_power(self) -> None:
-        """All programs are gone, and what was not synced is lost, torn or there, as it happens."""
+        """End all programs, and lose, tear or keep at random what was not synced."""
         self.crash()
         self._names.settle(self._chance)
         for content in self._names.durable.values():
@@ -234,19 +234,19 @@ class SimulatedDisk:
         return self._chance.choice([b"", data, data[:kept], data[:kept] + bytes(len(data) - kept)])
 
     def flip(self, path: str, bit: int | None = None) -> None:
-        """Turn one bit of a file, a random one unless told which."""
-        self.replace(path, bytes(flipped(self._names.seen[path].data, bit, self._chance)))
+        """Flip one bit of a file: the given one, or a random one."""
+        self.replace(path, bytes(flip_bit(self._names.seen[path].data, bit, self._chance)))
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut a file off."""
+        """Cut a file off after `size` bytes."""
         self.replace(path, self._names.seen[path].data[:size])
 
     def replace(self, path: str, data: bytes) -> None:
-        """Put other content into a file, behind the back of all programs."""
+        """Replace the content of a file durably, unseen by hooks."""
         self._names.put(path, _Content(data, synced=True))
 
-    def leftovers(self) -> int:
-        """How many temporary files there are."""
+    def temporary_files(self) -> int:
+        """Return the number of temporary files."""
         return sum(name.endswith(".tmp") for name in self._names.seen)
 
     # ------------------------------------------------------------ inside
@@ -264,7 +264,7 @@ class SimulatedDisk:
 
 
 class SimulatedLock:
-    """A lock of a disk in memory."""
+    """A lock of a simulated disk."""
 
     def __init__(self, owners: dict[str, SimulatedLock], path: str) -> None:
         self.owner = Owner.me()
@@ -272,18 +272,18 @@ class SimulatedLock:
 
     @staticmethod
     def take(owners: dict[str, SimulatedLock], path: str, where: str) -> SimulatedLock:
-        """The lock of a path, unless somebody has it."""
+        """Return the lock of a path. Raises `LockedError` if it is held."""
         if path in owners:
             raise locked(where, owners[path].owner, certain=True)
         owners[path] = SimulatedLock(owners, path)
         return owners[path]
 
     def held(self) -> bool:
-        """Whether it is held still."""
+        """Return whether the lock is still held."""
         return self._owners.get(self._path) is self
 
     def release(self) -> None:
-        """Let it go."""
+        """Release the lock, unless it was lost."""
         if self.held():
             del self._owners[self._path]
 

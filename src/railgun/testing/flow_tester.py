@@ -1,4 +1,4 @@
-"""FlowTester: run any flow on simulated workers in one process, and do to it what happens in real life.
+"""Run any flow on simulated workers in one process (`FlowTester`), with rescales, crashes and snapshots.
 
 >>> from railgun import Flow
 >>> from railgun.sinks.collect import Collect
@@ -17,17 +17,17 @@
 200
 
 Workers run the production runtime: distributors, operators, state. Every message between them is encoded and decoded as
-on a real link, and links deliver in an order drawn from `seed`; the same seed gives the same run. Time stands still
-unless `advance` moves it.
+on a real link. Links deliver in an order drawn from `seed`: the same seed gives the same run. Time stands still unless
+`advance` moves it.
 
-A function that returns its state as the result, and changes it with the next record, is found: the tester raises
-`SharedStateError`, which names step and key. Return a copy. (On workers such results are copied.) So is a function that
-changes items in place which another step gets, too: `SharedItemError`.
+The tester detects functions that return their state as the result and change it with the next record: it raises
+`SharedStateError`, which names step and key. Return a copy instead. (Real workers copy such results.) It also detects
+functions that change in place items which another step receives too: `SharedItemError`.
 
-A flow that has failed (more than five crashes within five minutes) says so: whatever lets it go on, or asks for its
-state, raises the `FlowFailedError` that `Job.wait` would.
+When a flow has failed (more than five crashes within five minutes), methods that let it go on or return its state raise
+`FlowFailedError`, as `Job.wait` does.
 
-With `snapshots=True` the flow can be saved, and goes back to what was saved when a worker dies:
+With `snapshots=True` the flow can take snapshots, and goes back to the last one when a worker dies:
 
 >>> tester = FlowTester(flow, workers=2, feed=["numbers"], snapshots=True)
 >>> tester.feed("numbers", range(100))
@@ -58,16 +58,22 @@ from railgun.storage.object_store import Disk
 from railgun.testing.disks import SimulatedDisk
 from railgun.testing.world import World
 
-START = 1_700_000_000_000_000
-NEVER = 1e9  # seconds
+START_US = 1_700_000_000_000_000
+NEVER_S = 1e9
 
 
 class TesterError(RailgunError):
-    """A test asks for something that cannot be."""
+    """A test asks for something impossible."""
 
 
 class FlowTester:
-    """A flow on simulated workers."""
+    """A flow on simulated workers.
+
+    - `feed`: names of sources that the test feeds with items (`feed`).
+    - `seed`: decides in which order messages are delivered.
+    - `now`: the time at the start (µs).
+    - `snapshots`: True to take snapshots on a simulated disk, or the disk to use.
+    """
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class FlowTester:
         *,
         feed: Iterable[str] = (),
         seed: int = 0,
-        now: int = START,
+        now: int = START_US,
         snapshots: bool | Disk = False,
     ) -> None:
         self.flow = flow
@@ -90,17 +96,17 @@ class FlowTester:
         keeper = None
         if snapshots is not False:
             disk = SimulatedDisk() if snapshots is True else snapshots
-            keeper = Storekeeper(self.plan, Snapshots("", every=NEVER), flow.name, disk=disk)
+            keeper = Storekeeper(self.plan, Snapshots("", every=NEVER_S), flow.name, disk=disk)
         self.world = World(self.plan, workers, random.Random(seed), now, keeper)
         self.world.strict = True
         while self.world.life.coordinator is None:
             self.world.happen()
 
-    # ------------------------------------------------------------ what a test does
+    # ------------------------------------------------------------ for tests
 
     @property
     def now(self) -> int:
-        """The time (µs)."""
+        """The current time (µs)."""
         return self.world.now
 
     @now.setter
@@ -109,56 +115,59 @@ class FlowTester:
 
     @property
     def runtimes(self) -> dict[Worker, Runtime]:
-        """What each worker runs."""
+        """Return the runtime of each worker."""
         return self.world.runtimes
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The workers there are."""
+        """Return the numbers of the workers."""
         return tuple(sorted(self.runtimes))
 
     @property
     def rescales(self) -> int:
-        """How many rescales are over."""
+        """Return the number of rescales that are done."""
         return sum(happened.kind == "rescaled" for happened in self.happened)
 
     @property
     def happened(self) -> list[Happened]:
-        """What people would have been told."""
+        """Return the events that `Job.events` would return."""
         return self.world.happened
 
     def feed(self, source: str, items: Iterable[Any], *, settle: bool = True) -> None:
-        """Let a source that was named in `feed` bring these items, now. Raises `FlowFailedError` if the flow failed."""
+        """Let a source that was named in `feed` bring these items now. Raises `FlowFailedError` if the flow failed."""
         if source not in self._fed:
             raise TesterError(
                 f"{source!r} is not fed: name it in FlowTester(..., feed=[{source!r}])"
             )
-        self._check_well()
+        self._check_not_failed()
         self._fed[source].items += items
         if settle:
             self.settle()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. Raises `FlowFailedError` if the flow failed."""
-        self._check_well()
+        """Move the time forward. Raises `FlowFailedError` if the flow failed."""
+        self._check_not_failed()
         self.world.now += int(seconds * 1_000_000)
         self.settle()
 
     def rescale(self, workers: int, *, settle: bool = True) -> None:
-        """Ask for another number of workers; without `settle` it goes on as the test goes on (`run`)."""
+        """Ask for another number of workers. Without `settle`, call `run` to let the rescale go on."""
         if workers < 1:
             raise TesterError(f"a flow needs at least one worker, not {workers}")
         self.place(Placement.of(range(workers)), settle=settle)
 
     def place(self, placement: Placement, *, settle: bool = True) -> None:
-        """Ask for any placement, for example one that gives a hot key a worker of its own."""
+        """Ask for any placement, for example one that gives a hot key its own worker."""
         world = self.world
         world.do(world.life.scale(placement, world.life_now))
         if settle:
             self.settle()
 
     def snapshot(self, *, settle: bool = True) -> int | None:
-        """Take a snapshot; its number, or None if it was given up. Without `settle` it goes on as the test goes on."""
+        """Take a snapshot and return its number, or None if it failed.
+
+        Without `settle` return None at once; call `run` to let the snapshot go on.
+        """
         world = self.world
         world.do(world.life.snapshot(world.life_now))
         if not settle:
@@ -168,11 +177,12 @@ class FlowTester:
         return saving.committed if saving.committed == saving.number else None
 
     def crash(self, worker: Worker, *, settle: bool = True) -> None:
-        """A worker dies: the flow goes back to its last snapshot, or, if there is none, to its sources.
+        """Kill a worker. The flow goes back to its last snapshot, or to the start of its sources if there is none.
 
-        Raises `TesterError` if there is no such worker, and `FlowFailedError` if the flow failed, perhaps with this.
+        Raises `TesterError` if there is no such worker, and `FlowFailedError` if the flow has failed, perhaps because
+        of this crash.
         """
-        self._check_well()
+        self._check_not_failed()
         world = self.world
         process = world.processes.get(worker)
         if process is None and world.life.over:
@@ -183,62 +193,65 @@ class FlowTester:
                 "let the flow go on first (settle, run)"
             )
         if process is None:
-            there = ", ".join(map(str, sorted(world.processes)))
-            raise TesterError(f"there is no worker {worker}: there are {there}")
+            running = ", ".join(map(str, sorted(world.processes)))
+            raise TesterError(f"there is no worker {worker}: there are {running}")
         self.world.gone(process, "it crashed")
         if settle:
             self.settle()
 
     def finish(self) -> None:
-        """Let all sources end, and the flow with them. Raises `FlowFailedError` if the flow failed."""
+        """End all sources and with them the flow. Raises `FlowFailedError` if the flow failed."""
         for fed in self._fed.values():
             fed.ending = True
         self.settle()
-        late = [runtime.worker for runtime in self.runtimes.values() if not runtime.ended]
-        if late:
+        unfinished = [runtime.worker for runtime in self.runtimes.values() if not runtime.ended]
+        if unfinished:
             raise TesterError(
-                f"workers {late} have not ended: some source still has something to say"
+                f"workers {unfinished} have not ended: some source still has something to say"
             )
 
     def collected(self, step: str) -> list[Any]:
-        """What a `Collect` sink has got."""
+        """Return the items that the `Collect` sink `step` has received."""
         return self.world.ledger.collected.items(step)
 
     @property
     def dead_letters(self) -> list[DeadLetter]:
-        """The flow's dead letters, if its sink for them is `Collect`."""
+        """Return the flow's dead letters, if its sink for them is `Collect`."""
         return self.collected("dead_letters")
 
     def state(self, step: str) -> dict[Any, Any]:
-        """The state of a step, over all workers: a key that is on two of them is an error.
+        """Return the state of a step by key, over all workers.
 
-        Raises `FlowFailedError` if the flow failed: its workers are gone, and their state with them.
+        Raises `TesterError` if two workers have a state of the same key, and `FlowFailedError` if the flow failed,
+        because then its workers are gone with their state.
         """
-        self._check_well()
-        found: dict[Any, Any] = {}
-        known = False
+        self._check_not_failed()
+        states_by_key: dict[Any, Any] = {}
+        has_step = False
         for runtime in self.runtimes.values():
             for runner in runtime.stages:
                 for operator in runner.operators.keyed:
                     if operator.step == step:
-                        known = True
+                        has_step = True
                         states = operator.store.items()
-                        twice = found.keys() & states.keys()
-                        if twice:
-                            raise TesterError(f"keys {sorted(twice, key=repr)[:5]} have two states")
-                        found.update(states)
-        stateful = {one.name for one in steps_of(self.plan) if one.kind != "sink"}
+                        duplicates = states_by_key.keys() & states.keys()
+                        if duplicates:
+                            raise TesterError(
+                                f"keys {sorted(duplicates, key=repr)[:5]} have two states"
+                            )
+                        states_by_key.update(states)
+        stateful = {info.name for info in steps_of(self.plan) if info.kind != "sink"}
         if not self.runtimes and step in stateful:
             raise TesterError(
                 f"no worker has the state of {step!r} now: the flow starts again. Let it go on first (settle, run)"
             )
-        if not known:
+        if not has_step:
             raise TesterError(f"flow {self.flow.name!r} has no step {step!r} with state")
-        return found
+        return states_by_key
 
     def where(self, step: str) -> dict[Any, Worker]:
-        """The worker that holds the state of each key. Raises `FlowFailedError` if the flow failed."""
-        self._check_well()
+        """Return the worker that holds the state of each key. Raises `FlowFailedError` if the flow failed."""
+        self._check_not_failed()
         return {
             key: worker
             for worker, runtime in self.runtimes.items()
@@ -252,32 +265,32 @@ class FlowTester:
     # ------------------------------------------------------------ the simulation
 
     def run(self, steps: int) -> bool:
-        """Let so many things happen: a message arrives, or a worker works. False: nothing is left to do.
+        """Simulate `steps` steps: each delivers a message or lets a worker work. Return False if nothing is left to do.
 
         Raises `FlowFailedError` if the flow failed.
         """
-        self.world.stir()  # the test may have done something since the last step
+        self.world.wake()  # the test may have changed something since the last step
         went_on = all(self.world.happen() for _ in range(steps))
-        self._check_well()
+        self._check_not_failed()
         return went_on
 
     def settle(self) -> None:
-        """Let happen what happens, until nothing does any more at this time. Raises `FlowFailedError` if it failed."""
-        self.world.stir()
+        """Run until nothing is left to do at this time. Raises `FlowFailedError` if the flow failed."""
+        self.world.wake()
         while self.world.happen():
             pass
-        self._check_well()
+        self._check_not_failed()
         for runtime in self.runtimes.values():
             runtime.check_items()
 
-    def _check_well(self) -> None:
-        """Raise the error that the flow has failed with, if it has."""
+    def _check_not_failed(self) -> None:
+        """Raise `FlowFailedError` if the flow has failed."""
         if self.world.life.state == "failed":
             raise FlowFailedError(self.world.life.cause)
 
 
 class _Fed(Source[Any]):
-    """A source that brings what the test feeds it."""
+    """A source that returns the items a test feeds it."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []

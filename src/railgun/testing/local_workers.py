@@ -1,4 +1,4 @@
-"""Workers as plain subprocesses, for tests of the runtime that need no Spark."""
+"""Run workers as plain subprocesses, for tests that need no Spark."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PROGRAM = (
 )
 
 
-def why_ended(code: int, told: str) -> str | None:
-    """Say why a process ended with `code` that `told` something on its standard error; None: it ended well.
+def why_ended(code: int, stderr: str) -> str | None:
+    """Return why a process ended, given its exit code and standard error; None if it succeeded.
 
     >>> why_ended(1, "Traceback\\nValueError: no"), why_ended(-11, ""), why_ended(0, "")
     ('exit code 1: ValueError: no', 'killed by SIGSEGV', None)
     """
     if code == 0:
         return None
-    last = told.strip().rpartition("\n")[2]
+    last_line = stderr.strip().rpartition("\n")[2]
     try:
-        how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # of a signal without a name
-        how = f"killed by signal {-code}"
-    return f"{how}: {last}" if last else how
+        reason = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # the signal has no name
+        reason = f"killed by signal {-code}"
+    return f"{reason}: {last_line}" if last_line else reason
 
 
 class SubprocessLauncher:
@@ -41,10 +41,10 @@ class SubprocessLauncher:
         self.processes: dict[WorkerSpec, subprocess.Popen[bytes]] = {}
 
     def refuse(self, workers: int) -> None:
-        """Refuse nothing: there is always room."""
+        """Refuse nothing: any number of workers can run."""
 
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
-        """Start a worker."""
+        """Start a worker as a subprocess, and call `ended` when it has ended."""
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -52,22 +52,22 @@ class SubprocessLauncher:
 
         def wait() -> None:
             with contextlib.suppress(OSError):
-                _, told = process.communicate(pickle.dumps(spec))
-            ended(spec, why_ended(process.returncode, told.decode(errors="replace")))
+                _, stderr = process.communicate(pickle.dumps(spec))
+            ended(spec, why_ended(process.returncode, stderr.decode(errors="replace")))
 
         threading.Thread(target=wait, daemon=True).start()
 
     def cancel(self, spec: WorkerSpec) -> None:
-        """Kill a worker."""
+        """Kill the worker's process."""
         if spec in self.processes:
             self.processes[spec].kill()
 
     def pending(self, spec: WorkerSpec) -> bool:
-        """There is always room."""
+        """Return False: a subprocess never waits for a slot."""
         return False
 
     def close(self) -> None:
-        """Kill all that are left."""
+        """Kill all processes that are left."""
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():

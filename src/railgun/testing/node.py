@@ -1,4 +1,4 @@
-"""A real node in a thread of its own, for what has no event loop: tests, and the demo."""
+"""Run a real broker in a thread of its own, for synchronous code such as tests and the demo."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from railgun.broker.server.server import Server, ServerConfig
 
-DEADLINE = 10.0
+DEADLINE = 10.0  # seconds
 
 
 class Served:
-    """A node that can be stopped and started again on its port."""
+    """A broker in a thread that can be stopped and started again on the same port."""
 
     def __init__(self, data: Path, clock: Callable[[], int] | None = None) -> None:
         self.data = data
@@ -26,7 +26,7 @@ class Served:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start it, where it was before."""
+        """Start the broker, on the same port as before."""
         started = threading.Event()
 
         async def main() -> None:
@@ -44,7 +44,7 @@ class Served:
         assert started.wait(DEADLINE)
 
     def stop(self) -> None:
-        """Stop it in order."""
+        """Stop the broker in good order."""
         if self._thread is not None:
             self.loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
@@ -53,10 +53,10 @@ class Served:
 
 @contextlib.contextmanager
 def served(data: Path, clock: Callable[[], int] | None = None) -> Iterator[Served]:
-    """A node within this; `clock` tells it the time (µs)."""
-    made = Served(data, clock)
-    made.start()
+    """Run a broker within this block; `clock` returns the time (µs)."""
+    broker = Served(data, clock)
+    broker.start()
     try:
-        yield made
+        yield broker
     finally:
-        made.stop()
+        broker.stop()

@@ -1,8 +1,7 @@
-"""A world in one process: the lifecycle machine, simulated workers with the production runtime, links, and a store.
+"""Simulate a flow in one process: the lifecycle machine, workers with the production runtime, links, and a store.
 
-What happens next (a message arrives, a worker works, a thread comes to its end, a disk has written something) is drawn
-from a seed, so the same seed gives the same run. `FlowTester` lets users do things to it; the simulation of crashes
-lets chance do them.
+What happens next (a message arrives, a worker works, a thread finishes, a disk has written a file) is drawn from a
+seed, so the same seed gives the same run. In `FlowTester` a test adds events; in the simulation of crashes chance does.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.worker import control_messages as control
 from railgun.engine.worker import loading
 from railgun.engine.worker.frames import FrameReader, Pressure, Taken, encode
-from railgun.engine.worker.runtime import Outside, Runtime
+from railgun.engine.worker.runtime import Environment, Runtime
 from railgun.engine.worker.saver import Then, Work
 from railgun.errors import RailgunError, pass_interrupt
 from railgun.flows.errors import is_permanent
 from railgun.flows.plan import Plan
 from railgun.transport.columns import encode_column
 
-MOMENT: Final = 1_000_000  # µs that pass for the lifecycle machine when nothing else happens
+TICK_US: Final = 1_000_000  # that pass for the lifecycle machine when nothing else happens
 
 
-PATIENCE: Final = 1000  # such moments in a row
+MAX_IDLE_TICKS: Final = 1000  # in a row
 
 
 class StuckError(RailgunError):
-    """The world has come to a standstill."""
+    """The simulation has come to a standstill."""
 
 
 class Process:
-    """A worker's process: its runtime, orders on their way to it, reports on their way from it."""
+    """A worker's process: its runtime, orders on their way to it, and reports on their way from it."""
 
     def __init__(self, world: World, worker: Worker, incarnation: int) -> None:
         self.world = world
@@ -56,14 +55,14 @@ class Process:
         self.threads: deque[tuple[int, Work, Then]] = deque()
         self.load: control.Load | None = None
         self.joins = 0
-        self.told_ended = False
-        self.generation = 0  # that it was last told to start
+        self.reported_end = False
+        self.generation = 0  # of the last order to start
         self.ending = False
 
-    # ------------------------------------------------------------ what happens to it
+    # ------------------------------------------------------------ events
 
     def obey(self) -> None:
-        """Take the next order."""
+        """Carry out the next order."""
         with self.acting():
             self._obey(self.orders.popleft())
 
@@ -100,21 +99,21 @@ class Process:
             case o.StopSources():
                 runtime.stop_sources()
             case control.Granted() | control.Rejected() | control.Wanted():
-                self.world.told_of_stream(self, order)
-        self.look()
+                self.world.on_stream_order(self, order)
+        self.check_ended()
 
     def _start(self, start: o.Start) -> None:
         if self.runtime is not None:
             self.runtime.close()
             self.runtime = None
-        self.world.strays += [work for _, work, _ in self.threads]
+        self.world.stray_work += [work for _, work, _ in self.threads]
         self.threads.clear()
-        self.joins, self.told_ended = 0, False
+        self.joins, self.reported_end = 0, False
         self.generation = start.generation
         world = self.world
-        outside = Outside(
+        environment = Environment(
             send=partial(world.send, self.worker, start.generation),
-            report=lambda stage, told: self.tell(o.Report(start.generation, stage, told)),  # type: ignore[arg-type]
+            report=lambda stage, event: self.tell(o.Report(start.generation, stage, event)),  # type: ignore[arg-type]
             to_driver=lambda stage, step, items: self.tell(
                 control.Items(start.generation, stage, step, encode_column(list(items)), len(items))
             ),
@@ -125,7 +124,7 @@ class Process:
         )
         runtime = Runtime(
             *(world.plan, self.worker, start.generation, start.placement, start.members),
-            *(start.epochs, outside, world.now, world.store),
+            *(start.epochs, environment, world.now, world.store),
         )
         runtime.be_strict(world.strict)
         load = self.load if start.snapshot is not None else None
@@ -139,31 +138,31 @@ class Process:
         self.tell(o.Ready(start.generation))
 
     def run_thread(self) -> None:
-        """What another thread had to do is done."""
+        """Do the next work of the other thread, and pass its result on."""
         generation, work, then = self.threads.popleft()
         with self.acting():
             result, error = attempt(work)
             if self.runtime is not None and self.runtime.generation == generation:
                 then(result, error)
-            self.look()
+            self.check_ended()
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
-        """What is done inside is done by this process; what goes wrong it tells the controller, if the world is so."""
+        """Run this block as code of this process. With `World.report_errors`, report its errors to the controller."""
         self.world.acting = self
         try:
             yield
         except BaseException as error:
             pass_interrupt(error)
-            if not self.world.forgiving:
+            if not self.world.report_errors:
                 raise
             self.fail(error)
-        self.world.acting = None  # after a crash it is known who it was
+        self.world.acting = None  # after a crash it still names the process
         if self.ending:
             self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the controller, and rest until it says what to do."""
+        """Report a failure to the controller, and wait for its orders."""
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
             attempt(runtime.close)
@@ -171,27 +170,27 @@ class Process:
         self.tell(o.Failed(self.generation, str(error) or repr(error), final))
 
     def tell(self, report: Any) -> None:
-        """Say something to the controller."""
+        """Send a report to the controller."""
         self.world.activity += 1
         self.reports.append(report)
 
-    def look(self) -> None:
-        """After anything was done: is it the end?"""
+    def check_ended(self) -> None:
+        """Report the end of the worker's stages once they have all ended."""
         runtime = self.runtime
-        if runtime is not None and runtime.ended and not self.told_ended:
-            self.told_ended = True
+        if runtime is not None and runtime.ended and not self.reported_end:
+            self.reported_end = True
             runtime.flush()
             self.tell(o.Ended(runtime.generation))
 
     def end(self) -> None:
-        """The process is to end."""
+        """Let the process end after the present order."""
         self.ending = True
 
     def _end(self) -> None:
-        """In order: what it said is heard."""
+        """End in good order: the controller receives all reports."""
         if self.runtime is not None and not self.world.life.over:
             self.runtime.close()
-        elif self.runtime is not None:  # its state can still be looked at
+        elif self.runtime is not None:  # its state can still be queried
             for runner in self.runtime.stages:
                 runner.close()
         while self.reports:
@@ -200,7 +199,7 @@ class Process:
 
 
 class World:
-    """Everything there is of one flow, but the disk, which outlives it."""
+    """Everything that belongs to one flow, except the disk, which outlives it."""
 
     def __init__(
         self,
@@ -210,12 +209,13 @@ class World:
         now: int,
         keeper: Storekeeper | None = None,
         *,
-        forgiving: bool = False,
+        report_errors: bool = False,
     ) -> None:
         self.plan = plan
         self.strict = False  # whether results that change after they were returned are an error
-        self.forgiving = forgiving  # whether an error fails a worker, or else the test
-        self.acting: Process | None = None  # who does something now
+        # Whether an error fails a worker; otherwise it fails the test.
+        self.report_errors = report_errors
+        self.acting: Process | None = None  # the process whose code runs now
         self.chance = chance
         self.now = now
         self.keeper = keeper
@@ -225,11 +225,11 @@ class World:
         self.happened: list[o.Happened] = []
         self.activity = 0
         self.life_now = 0
-        self.strays: list[Work] = []  # what threads of an older generation had still to do
-        self.left: dict[Worker, Runtime] = {}  # of workers that were let go when all was over
+        self.stray_work: list[Work] = []  # unfinished work of threads of older generations
+        self.left: dict[Worker, Runtime] = {}  # of workers that ended with the flow
         self._store_work: deque[Callable[[], None]] = deque()
-        self._coming: list[tuple[Worker, int]] = []
-        self._todo: deque[Worker] = deque()
+        self._launching: list[tuple[Worker, int]] = []
+        self._worker_queue: deque[Worker] = deque()
         self._idle = False
         self._ticks = 0
         saving, generation = SnapshotRounds(None), 0
@@ -244,21 +244,21 @@ class World:
 
     @property
     def runtimes(self) -> dict[Worker, Runtime]:
-        """The runtimes there are; when all is over, those there were."""
+        """Return the runtimes of all workers; after the flow has ended, the last ones."""
         running = {w: p.runtime for w, p in self.processes.items() if p.runtime is not None}
         return self.left | running
 
     # ------------------------------------------------------------ orders
 
     def do(self, orders: Sequence[o.Order]) -> None:
-        """Carry out what the machine wants."""
+        """Carry out the machine's orders."""
         self.activity += len(orders)
         for order in orders:
             match order:
                 case o.Launch(worker, incarnation):
-                    self._coming.append((worker, incarnation))
+                    self._launching.append((worker, incarnation))
                 case o.Cancel(worker, incarnation):
-                    self._coming = [coming for coming in self._coming if coming[0] != worker]
+                    self._launching = [coming for coming in self._launching if coming[0] != worker]
                     process = self.processes.get(worker)
                     if process is not None and process.incarnation == incarnation:
                         self.gone(process, "cancelled")
@@ -276,18 +276,18 @@ class World:
             self.links.clear()
         self.processes[worker].orders.extend(self.ledger.sent(worker, order))
 
-    # ------------------------------------------------------------ what workers do
+    # ------------------------------------------------------------ events of workers
 
     def send(
         self, sender: Worker, generation: int, to: Worker, stage: int, message: m.Message
     ) -> None:
-        """A worker sends to another."""
+        """Send a message from one worker to another."""
         self.activity += 1
         queue = self.links.setdefault((sender, to), deque())
         queue.append((generation, encode(generation, stage, message)))
 
     def hear(self, process: Process) -> None:
-        """The controller hears the next report of a worker."""
+        """Let the controller receive the next report of a worker."""
         report = process.reports.popleft()
         if isinstance(report, control.FromStreams):
             self._fed((process.worker, process.incarnation), report)
@@ -297,7 +297,7 @@ class World:
             self.do(self.life.reported(process.worker, heard, self.life_now))
 
     def _fed(self, owner: tuple[Worker, int], report: control.FromStreams) -> None:
-        """A worker asks for a stream of connectors, or gives one back."""
+        """Handle a report about a stream of connectors: a request, a return, or a wish for a snapshot."""
         hasten = isinstance(report, control.Hastened) and report.generation == self.life.generation
         if not isinstance(report, control.Hastened):
             answers, hasten = self.ledger.feeds.heard(owner, report)
@@ -308,41 +308,41 @@ class World:
             self.do(self.life.snapshot(self.life_now))
 
     def begun(self, process: Process) -> None:
-        """A worker's sources begin."""
+        """Do nothing; subclasses learn here that a worker's sources begin."""
 
-    def told_of_stream(self, process: Process, order: control.Streams) -> None:
-        """The controller tells a worker of a stream that connectors push."""
+    def on_stream_order(self, process: Process, order: control.Streams) -> None:
+        """Do nothing; subclasses learn here what the controller tells a worker of a stream of connectors."""
 
     def gone(self, process: Process, why: str) -> None:
-        """A process has ended."""
+        """Handle the end of a process."""
         if self.processes.get(process.worker) is process:
             del self.processes[process.worker]
-            there = process.worker in self.life.placement.workers
-            if self.life.over and there and process.runtime is not None:
+            is_member = process.worker in self.life.placement.workers
+            if self.life.over and is_member and process.runtime is not None:
                 self.left[process.worker] = process.runtime
         self.do(self.life.down(process.worker, process.incarnation, why, self.life_now))
 
-    # ------------------------------------------------------------ chance
+    # ------------------------------------------------------------ random choice of the next event
 
-    def _things(self) -> list[Callable[[], None]]:
-        """What could happen now, apart from workers working."""
-        things: list[Callable[[], None]] = [partial(self._up, coming) for coming in self._coming]
+    def _possible_events(self) -> list[Callable[[], None]]:
+        """Return all events that could happen now, apart from workers working."""
+        events: list[Callable[[], None]] = [partial(self._up, launch) for launch in self._launching]
         if self._store_work:
-            things.append(self._run_store)
+            events.append(self._run_store)
         for process in self.processes.values():
             if process.orders:
-                things.append(process.obey)
+                events.append(process.obey)
             if process.reports:
-                things.append(partial(self.hear, process))
+                events.append(partial(self.hear, process))
             if process.threads:
-                things.append(process.run_thread)
-        things += [partial(self._arrive, *link) for link in self._full_links()]
-        return things
+                events.append(process.run_thread)
+        events += [partial(self._arrive, *link) for link in self._deliverable_links()]
+        return events
 
-    def _full_links(self) -> Iterator[tuple[Worker, Worker]]:
+    def _deliverable_links(self) -> Iterator[tuple[Worker, Worker]]:
         for (sender, to), queue in self.links.items():
             while queue and queue[0][0] < self.ledger.started:
-                queue.popleft()  # from one who had not heard yet that its generation is over
+                queue.popleft()  # from a worker that did not know yet that its generation is over
             if not queue:
                 continue
             process = self.processes.get(to)
@@ -351,9 +351,9 @@ class World:
             elif process.runtime is not None and process.runtime.generation == queue[0][0]:
                 yield sender, to
 
-    def _up(self, coming: tuple[Worker, int]) -> None:
-        self._coming.remove(coming)
-        worker, incarnation = coming
+    def _up(self, launch: tuple[Worker, int]) -> None:
+        self._launching.remove(launch)
+        worker, incarnation = launch
         self.processes[worker] = Process(self, worker, incarnation)
         self.do(self.life.up(worker, incarnation, ("here", worker), self.life_now))
 
@@ -372,24 +372,24 @@ class World:
             for frame in reader.feed(data):
                 assert not isinstance(frame.message, Pressure | Taken)
                 runtime.receive(sender, frame.stage, frame.message)
-            process.look()
+            process.check_ended()
 
     def happen(self) -> bool:
-        """Let one thing happen; False: nothing is left to do at this time."""
-        things = self._things()
-        if things and (not self._todo or self.chance.random() < 0.7):
-            self.chance.choice(things)()
+        """Let one event happen. Return False if nothing is left to do at this time."""
+        events = self._possible_events()
+        if events and (not self._worker_queue or self.chance.random() < 0.7):
+            self.chance.choice(events)()
             self._idle = False
             return True
-        if not self._todo:
+        if not self._worker_queue:
             workers = sorted(self.processes)
-            self._todo = deque(self.chance.sample(workers, len(workers)))
+            self._worker_queue = deque(self.chance.sample(workers, len(workers)))
             self._idle = True
-        if self._todo and self._work(self._todo.popleft()):
+        if self._worker_queue and self._work(self._worker_queue.popleft()):
             self._idle = False
-        if self._todo or not self._idle:
+        if self._worker_queue or not self._idle:
             return True
-        return bool(self._things()) or self._tick()
+        return bool(self._possible_events()) or self._tick()
 
     def _work(self, worker: Worker) -> bool:
         process = self.processes.get(worker)
@@ -400,23 +400,23 @@ class World:
         before = self.activity + runtime.work
         with process.acting():
             runtime.pump(self.now)
-            process.look()
+            process.check_ended()
         return self.activity + runtime.work != before
 
     def _tick(self) -> bool:
-        """Nothing happens: perhaps the machine waits for time to pass."""
+        """Let time pass for the machine, because nothing else happens. Return False if the flow is over."""
         if self.life.gone or (self.life.coordinator is not None and not self.life.saving.busy):
             return False
         self._ticks += 1
-        if self._ticks > PATIENCE:
+        if self._ticks > MAX_IDLE_TICKS:
             raise StuckError(f"nothing happens any more: {self.life.state}, {self.life.saving}")
         before = self.activity
-        self.life_now += MOMENT
+        self.life_now += TICK_US
         self.do(self.life.tick(self.life_now))
         if self.activity != before:
             self._ticks = 0
         return not self.life.gone
 
-    def stir(self) -> None:
-        """Something was done from outside."""
+    def wake(self) -> None:
+        """Let idle workers work again, because a test has changed something."""
         self._idle = False

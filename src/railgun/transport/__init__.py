@@ -1,1 +1,1 @@
-"""What travels between processes: columns of values, batches, frames, and the hello that opens a link."""
+"""Communication between processes: encoded columns and batches, frames, the opening handshake (hello), listeners."""

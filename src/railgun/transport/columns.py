@@ -1,8 +1,8 @@
-r"""Columns: lists of Python values as bytes.
+r"""Encode lists of Python values (columns) as bytes, and decode them.
 
-Keys are mostly text, and a list of text is two C calls to write and two to read. Anything else is pickled: columns of
-our own for numbers and tuples lost to pickle once they had checked that every value is of the exact type. A reader
-must trust the writer: links are authenticated before a column is read.
+Keys are mostly text, and a list of text takes two C calls to write and two to read. Anything else is pickled: special
+columns for numbers and tuples were slower than pickle, since they must check that every value has the exact type. A
+reader must trust the writer: links are authenticated before a column is read.
 
 A column is one tag byte, then::
 
@@ -22,22 +22,22 @@ from railgun.transport.pickling import dumps, may_unpickle_later
 
 
 class EncodingError(RailgunError):
-    """A value cannot travel: pickle refuses it."""
+    """A value cannot be encoded: pickle refuses it."""
 
     row: int | None = None
-    """Which value of its column it is, if that is known."""
+    """The index of the value in its column, if it is known."""
 
 
 class DecodingError(RailgunError):
-    """Bytes are not what they should be."""
+    """Received bytes are malformed."""
 
 
 class CannotUnpickleError(DecodingError):
-    """A value was pickled, and unpickling it raises: it would do so again."""
+    """Unpickling a value raises, and would raise again."""
 
 
 def encode_column(values: list[Any]) -> bytes:
-    """The values as bytes.
+    """Return the values as bytes; raise `EncodingError` if one of them cannot be pickled.
 
     >>> encode_column(["ada", "grace"])
     b'sada\\x00grace'
@@ -52,11 +52,11 @@ def encode_column(values: list[Any]) -> bytes:
         return b"p" + dumps(values)
     except BaseException as error:
         pass_interrupt(error)
-        raise _blame(values, error) from error
+        raise _unpicklable_value(values, error) from error
 
 
 def decode_column(data: bytes | memoryview, rows: int) -> list[Any]:
-    """The values again; `rows` says how many there must be."""
+    """Return the values of an encoded column of `rows` values; raise `DecodingError` if it is malformed."""
     tag, body = bytes(data[:1]), data[1:]
     try:
         if tag == b"s":
@@ -76,17 +76,17 @@ def decode_column(data: bytes | memoryview, rows: int) -> list[Any]:
     return values
 
 
-def _blame(values: Sequence[Any], error: BaseException) -> EncodingError:
-    """Which value it is that cannot be pickled."""
+def _unpicklable_value(values: Sequence[Any], error: BaseException) -> EncodingError:
+    """Return an error that names the value that cannot be pickled."""
     for row, value in enumerate(values):
         try:
             dumps(value)
         except BaseException as refused:
             pass_interrupt(refused)
             why = represent(refused)
-            blamed = EncodingError(
-                f"a value of type {type(value).__name__} cannot travel between workers: {why}"
+            named = EncodingError(
+                f"a value of type {type(value).__name__} cannot be sent between workers: {why}"
             )
-            blamed.row = row
-            return blamed
-    return EncodingError(f"values cannot travel between workers: {represent(error)}")
+            named.row = row
+            return named
+    return EncodingError(f"values cannot be sent between workers: {represent(error)}")

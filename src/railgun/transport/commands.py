@@ -1,21 +1,22 @@
-"""Frames between a program outside and a node, worker or sink: a command, and bytes that go with it.
+"""Encode and decode frames: a command and a blob of bytes, between a program outside and a node, worker or sink.
 
 A frame, little endian::
 
-    0  u32  size     of all that follows
-    4  u32  channel  of a subscription; 0: of none
-    8  u32  kind     which command it is (`KINDS`)
+    0  u32  size     of everything that follows
+    4  u32  channel  of a subscription; 0: none
+    8  u32  kind     the number of the command (`KINDS`)
     12 u32  length   of the command
     16      the command, as protobuf (`proto/*.proto`)
             the blob: record batches, or nothing
 
 Rules:
 
-1. Whatever bytes come, they are frames or a `FrameError`, which ends the connection.
-2. A frame that is larger than both sides have agreed on is refused when its size has come, before its bytes have.
-3. A blob is a copy of its own, which may be changed: the node writes offsets into it.
-   Of a large frame the rest is read straight to where it stays, if who reads asks for `room`: nothing is copied.
-4. What is only passed on is not read: of a `RawFrame` nothing is known but its head, until somebody asks.
+1. Any bytes are either frames or raise a `FrameError`, which ends the connection.
+2. A frame larger than the agreed limit is refused as soon as its size has arrived, before its bytes.
+3. A blob is a separate copy, which may be changed: the node writes offsets into it.
+   The rest of a large frame is read directly into its own buffer, without copying, if the reader calls `room`.
+4. A frame that is only forwarded is not decoded: only the head of a `RawFrame` is read, until `command` or `frame` is
+   called.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from railgun.transport.proto import streams_pb2 as p
 
 VERSION: Final = 1
 LARGEST: Final = 8 << 20
-"""Bytes of a frame, if nothing else is agreed on."""
-LARGE: Final = 64 << 10
-"""Bytes of a frame that comes in pieces, which are better not copied once more."""
-MORE: Final = 64 << 10
-"""Bytes behind such a frame that may be read with its end."""
+"""The most bytes of a frame, unless the two sides agree on another limit."""
+LARGE_FRAME_BYTES: Final = 64 << 10
+"""A frame of at least this size that arrives in pieces gets its own buffer, which saves a copy."""
+SLACK_BYTES: Final = 64 << 10
+"""Bytes behind a large frame for which its buffer has room."""
 _HEAD: Final = struct.Struct("<IIII")
 _SIZE: Final = struct.Struct("<I")
 _SHORTEST: Final = _HEAD.size - _SIZE.size
@@ -67,13 +68,13 @@ T = TypeVar("T")
 
 
 class FrameError(RailgunError):
-    """Bytes that are no frame, or a frame that is not acceptable."""
+    """Bytes are no frame, or the frame is not acceptable."""
 
     code = "BAD_FRAME"
 
 
 class Frame(NamedTuple):
-    """What came."""
+    """A decoded frame."""
 
     channel: int
     command: Any
@@ -81,7 +82,7 @@ class Frame(NamedTuple):
 
 
 class RawFrame(NamedTuple):
-    """What came, as it came: only its head was looked at.
+    """A frame as it arrived: only its head was read.
 
     >>> (raw,) = FrameReader().raw(b"".join(encode(p.Ping(number=7), [b"blob"], channel=3)))
     >>> raw.channel, KINDS[raw.kind].__name__, raw.command().number, len(raw.data), raw.frame().blob
@@ -91,29 +92,29 @@ class RawFrame(NamedTuple):
     channel: int
     kind: int
     length: int
-    """Bytes of the command."""
+    """The number of bytes of the command."""
     data: memoryview
-    """All of it."""
+    """The whole frame."""
 
     def command(self) -> Any:
-        """The command, without its blob."""
+        """Decode the command, without its blob; raise `FrameError` if it is malformed."""
         return _command(self.kind, self.data[_HEAD.size : _HEAD.size + self.length])
 
     def frame(self) -> Frame:
-        """All of it, to be worked with."""
+        """Decode the whole frame; raise `FrameError` if it is malformed."""
         blob = self.data[_HEAD.size + self.length :]
-        own = len(blob) >= LARGE and not blob.readonly
+        own = len(blob) >= LARGE_FRAME_BYTES and not blob.readonly
         return Frame(self.channel, self.command(), blob if own else bytearray(blob))
 
     def kept(self) -> RawFrame:
-        """A copy of its own: this one holds on to all that came with it."""
+        """Return a copy that does not keep alive the buffer in which the frame arrived."""
         return self._replace(data=memoryview(bytes(self.data)))
 
 
 def encode(
     command: Message, blobs: Sequence[Blob] = (), channel: int = 0, largest: int = LARGEST
 ) -> list[Blob]:
-    """A frame, in pieces to be written one after the other.
+    """Return a frame as pieces to be written one after the other; raise `FrameError` if it exceeds `largest` bytes.
 
     >>> frame = b"".join(encode(p.Ping(number=7), [b"blob"], channel=3))
     >>> [(f.channel, f.command.number, bytes(f.blob)) for f in FrameReader().feed(frame)]
@@ -127,63 +128,64 @@ def encode(
 
 
 class FrameReader:
-    """Makes frames of bytes that come in pieces."""
+    """Assembles frames from bytes that arrive in pieces."""
 
     def __init__(self, largest: int = LARGEST) -> None:
         self.largest = largest
-        self._data = bytearray()  # of a small frame, or the size of one
-        self._large: memoryview | None = None  # of a large frame: where its bytes belong, and more
-        self._have = 0  # that are there
-        self._need = _SIZE.size
+        self._data = bytearray()  # an incomplete small frame, or part of a size
+        self._large: memoryview | None = None  # the buffer of an incomplete large frame
+        self._have = 0  # bytes in that buffer
+        self._need = _SIZE.size  # bytes of the incomplete frame, or of its size
 
     @property
     def begun(self) -> int:
-        """Bytes that are there of a frame that is not whole."""
+        """The number of bytes received of an incomplete frame."""
         return len(self._data) if self._large is None else self._have
 
     @property
     def missing(self) -> int:
-        """Bytes that it takes to make it whole; of one whose size has not come, to know that."""
+        """The number of bytes missing from an incomplete frame, or from its size if that is incomplete."""
         return max(0, self._need - self.begun)
 
     def room(self) -> memoryview | None:
-        """Where the rest of a large frame may be read to, if one has begun; then tell `filled`, and `feed` nothing.
+        """Return the buffer for the rest of a large frame, or None if none has begun.
 
-        There is room for a little more: a read that fills all it was given looks as if there were much more to come.
+        The caller reads into the buffer, calls `filled` with the number of bytes, and then `feed(b"")`. The buffer has
+        some slack: a read that fills its buffer completely looks as if there were much more to come.
         """
         if self._large is None or self._have >= self._need:
             return None
         return self._large[self._have :]
 
     def filled(self, count: int) -> None:
-        """So many bytes were read to where there was room."""
+        """Note that `count` bytes were read into the buffer that `room` returned."""
         self._have += count
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole now."""
-        return self._each(data, _decode, _take)
+        """Yield the frames that `data` completes; raise `FrameError` if the bytes are no frames."""
+        return self._each(data, _decode, _decode_owned)
 
     def raw(self, data: bytes) -> Iterator[RawFrame]:
-        """The frames that are whole now, unread."""
+        """Yield the frames that `data` completes, without decoding them; raise `FrameError` as `feed`."""
         return self._each(data, _head, lambda own: _head(own, 0, len(own) - _SIZE.size))
 
     def _each(
         self,
         data: bytes,
-        made_of: Callable[[bytes | bytearray, int, int], T],
-        made_from: Callable[[memoryview], T],
+        decode_at: Callable[[bytes | bytearray, int, int], T],
+        decode_whole: Callable[[memoryview], T],
     ) -> Iterator[T]:
-        whole: bytes | bytearray = data  # nothing is copied if they are whole as they came
+        whole: bytes | bytearray = data  # complete frames are not copied
         if self._large is not None:
-            large, end, some = self._large, self._need, data[: self.missing]
-            large[self._have : self._have + len(some)] = some
-            self._have += len(some)
+            large, end, part = self._large, self._need, data[: self.missing]
+            large[self._have : self._have + len(part)] = part
+            self._have += len(part)
             if self._have < end:
                 return
-            whole = bytes(large[end : self._have]) + data[len(some) :]
+            whole = bytes(large[end : self._have]) + data[len(part) :]
             self._large, self._need = None, _SIZE.size
             try:
-                yield made_from(large[:end])
+                yield decode_whole(large[:end])
             except GeneratorExit:
                 self._data += whole
                 raise
@@ -202,12 +204,12 @@ class FrameReader:
                     )
                 if length - at < _SIZE.size + size:
                     self._need = _SIZE.size + size
-                    if self._need >= LARGE:
-                        self._large, self._have = _room_for(self._need + MORE), length - at
+                    if self._need >= LARGE_FRAME_BYTES:
+                        self._large, self._have = _allocate(self._need + SLACK_BYTES), length - at
                         self._large[: self._have] = whole[at:]
                         at = length
                     break
-                frame = made_of(whole, at, size)
+                frame = decode_at(whole, at, size)
                 at += _SIZE.size + size
                 self._need = _SIZE.size
                 yield frame
@@ -235,8 +237,8 @@ def _decode(data: bytes | bytearray, at: int, size: int) -> Frame:
     )
 
 
-def _take(own: memoryview) -> Frame:
-    """A frame that is all of these bytes: the blob is a part of them, and is not copied."""
+def _decode_owned(own: memoryview) -> Frame:
+    """Decode a frame that fills all of these bytes: the blob is a part of them, and is not copied."""
     _, channel, number, length = _HEAD.unpack_from(own, 0)
     begin = _HEAD.size + length
     if begin > len(own):
@@ -244,8 +246,8 @@ def _take(own: memoryview) -> Frame:
     return Frame(channel, _command(number, own[_HEAD.size : begin]), own[begin:])
 
 
-def _room_for(size: int) -> memoryview:
-    """So many bytes that nobody has touched: who announces a large frame has not got that much of our memory yet."""
+def _allocate(size: int) -> memoryview:
+    """Return uninitialized memory: a peer that only announces a large frame does not use up that memory yet."""
     return np.empty(size, np.uint8).data
 
 

@@ -1,12 +1,12 @@
-"""A connection inside a job: a socket, opened by `hello`, then bytes or messages both ways.
+"""An authenticated connection: a socket, opened by the handshake `hello`, then bytes or messages both ways.
 
-`Connection` is an asyncio protocol without coroutines: what arrives is handled where it arrives, so the order of a link
-is the order of its bytes. A connection that does not say hello within `PATIENCE` seconds is closed.
+`Connection` is an asyncio protocol without coroutines: bytes are handled where they arrive, so they are handled in
+order. A connection that does not complete the hello within `HELLO_TIMEOUT_S` seconds is closed.
 
-All connections of a thread read into one buffer, and what came is copied out of it: asyncio's own way takes a new
-buffer of 256 KiB from the system for every read, which costs more than all else that is done with a short message.
-Who gathers large messages may have them read straight to where they stay (`filling`), as long as much is missing: an
-event loop goes on reading from one connection while what it reads fills the buffer it was given, and the others wait.
+All connections of a thread read into one shared buffer, and the bytes are copied out of it: asyncio's default allocates
+a new buffer of 256 KiB for every read, which costs more than all other work for a short message. A receiver of large
+messages may have them read directly into its own buffer (`filling`), as long as much is missing: an event loop reads
+again from the same connection while each read fills its buffer, and the other connections wait.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from railgun.transport.columns import CannotUnpickleError, DecodingError
 from railgun.transport.hello import NONCE, Acceptor, Dialer, HelloError
 from railgun.transport.pickling import dumps, may_unpickle_later
 
-PATIENCE: Final = 10.0
-BUFFER: Final = 256 << 10
-STRANGERS: Final = 100  # who have not said hello, and are listened to
-SOON: Final = 1.0  # seconds in which a hello is mostly said; who takes longer gives way to others
-UNSENT: Final = 4 << 20  # bytes a Unix socket takes: by itself fewer than TCP does
+HELLO_TIMEOUT_S: Final = 10.0
+READ_BUFFER_BYTES: Final = 256 << 10
+MAX_UNGREETED: Final = 100  # connections that have not completed the hello
+USUAL_HELLO_S: Final = 1.0  # for a hello; a connection that takes longer makes way for others
+UNIX_SEND_BUFFER_BYTES: Final = 4 << 20  # the default of a Unix socket is smaller than that of TCP
 _LENGTH: Final = struct.Struct("<I")
 
 
 class _Shared(threading.local):
-    """The buffer of a thread."""
+    """The read buffer that all connections of a thread share."""
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(BUFFER))
+        self.view = memoryview(bytearray(READ_BUFFER_BYTES))
 
 
 _SHARED: Final = _Shared()
 
 
 class Filling(Protocol):
-    """Who gathers messages, and may say where the next bytes of one belong."""
+    """A receiver that assembles messages, and may provide the buffer for the next bytes."""
 
     def room(self) -> memoryview | None:
-        """There."""
+        """Return the buffer for the rest of the current message, or None."""
 
     def filled(self, count: int) -> None:
-        """So many are there now."""
+        """Note that `count` bytes were read into that buffer."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One end of a connection.
+    """One end of a connection: the dialer if `who` is given, else the acceptor.
 
-    `opened(connection)` may raise `HelloError` to refuse the caller; `received(connection, data)` gets bytes;
-    `closed(connection, error)` is called once, also if it never opened.
+    `opened(connection)` may raise `HelloError` to refuse the other side; `received(connection, data)` gets bytes;
+    `closed(connection, error)` is called once, also if the connection never opened.
     """
 
     def __init__(
@@ -71,50 +71,50 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         nonce = secrets.token_bytes(NONCE)
         self.who: dict[str, Any] = who or {}
-        """Of the other side, for the one that was called."""
+        """What the dialer says about itself in the hello."""
         self.transport: asyncio.Transport
         self.tag: Any = None
-        """For the owner's use."""
+        """Free for the owner's use."""
         self.filling: Filling | None = None
-        """Where bytes may be read to; `received` is told, with none, when some have been."""
-        self._filled = False  # whether the next ones are
+        """A receiver with its own buffer; `received` is called with empty bytes after a read into it."""
+        self._filled = False  # whether the next read goes into that buffer
         self._hello: Acceptor | Dialer | None = (
             Acceptor(secret, nonce) if who is None else Dialer(secret, nonce, who)
         )
         self._opened, self._received, self._closed = opened, received, closed
-        self._early: list[bytes] | None = None  # sent while the hello is still to be answered
+        self._early: list[bytes] | None = None  # sent by `opened`, before the hello is answered
         self._error: Exception | None = None
-        self._patience: asyncio.TimerHandle | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
         self._gone = self._aborted = False
 
     @property
     def peer(self) -> str:
-        """The other side's address."""
+        """The address of the other side, `host:port`."""
         name = self.transport.get_extra_info("peername") or ("?", "?")
         return f"{name[0]}:{name[1]}"
 
     @property
     def settled(self) -> bool:
-        """Whether the hello is over, one way or the other."""
+        """Whether the hello has succeeded or failed."""
         return self._hello is None or self._gone
 
     @property
     def there(self) -> bool:
-        """Whether its socket is open."""
+        """Whether the socket is open."""
         return hasattr(self, "transport") and not self._gone
 
     @property
     def closing(self) -> bool:
-        """Whether it ends after what was sent."""
+        """Whether the connection closes once everything is sent."""
         return hasattr(self, "transport") and self.transport.is_closing()
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait to be sent."""
+        """The number of bytes that wait to be sent."""
         return self.transport.get_write_buffer_size()
 
     def send(self, data: bytes) -> None:
-        """Send bytes, in order; never waits. What is sent when the connection has ended is dropped."""
+        """Send bytes, in order, without waiting; drop them if the connection has ended."""
         if self._early is None:
             if not self.transport.is_closing():
                 self.transport.write(data)
@@ -122,12 +122,12 @@ class Connection(asyncio.BufferedProtocol):
             self._early.append(data)
 
     def close(self, error: Exception | None = None) -> None:
-        """End the connection, after what was sent; `error` is what `closed` is told."""
+        """Close the connection once everything is sent; `error` is passed to `closed`."""
         self._error = self._error or error
         self.transport.close()
 
     def abort(self) -> None:
-        """End the connection now, whatever was sent; one that is not quite there yet, as soon as it is."""
+        """Close the connection now and drop unsent bytes; if it is not established yet, as soon as it is."""
         self._aborted = True
         if hasattr(self, "transport"):
             self.transport.abort()
@@ -135,36 +135,36 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is there: say hello."""
+        """Begin the hello on the new socket."""
         self.transport = cast(asyncio.Transport, transport)
         if self._aborted:
             self.transport.abort()
             return
-        # Nothing is ever held back: throttling is the sources' business.
+        # Never pause writing: back-pressure is applied at the sources.
         self.transport.set_write_buffer_limits(high=(1 << 31) - 1)
-        found = self.transport.get_extra_info("socket")
-        if found is not None and found.family == getattr(socket, "AF_UNIX", None):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family == getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER_BYTES)
         loop = asyncio.get_running_loop()
-        self._patience = loop.call_later(PATIENCE, self._too_late)
+        self._hello_timer = loop.call_later(HELLO_TIMEOUT_S, self._too_late)
         assert self._hello is not None
         self.transport.write(self._hello.start())
 
     def _too_late(self) -> None:
         if self._hello is not None:
-            self.close(HelloError(f"{self.peer} said no hello"))
+            self.close(HelloError(f"{self.peer} has not completed the hello in time"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to read to."""
+        """Return the buffer for the next read: the receiver's own for large messages, else the shared one."""
         room = self.filling.room() if self.filling is not None else None
-        if room is None or len(room) < BUFFER:
+        if room is None or len(room) < READ_BUFFER_BYTES:
             self._filled = False
             return _SHARED.view
         self._filled = True
         return room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
+        """Handle `nbytes` bytes that were read."""
         if self._filled and self.filling is not None:
             self.filling.filled(nbytes)
             self._received(self, b"")
@@ -200,16 +200,16 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.write(hello.accept())
         self.transport.writelines(early)
         self._hello = None
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
         if hello.rest:
             self._received(self, hello.rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """Report that the socket is closed."""
         self._gone = True
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
         error = self._error or exc
         if error is None and self._hello is not None:
             error = HelloError("the other side closed the connection before it was open")
@@ -217,38 +217,40 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Gate:
-    """Lets only so many in at a time who have not said hello: strangers must not use up what others need."""
+    """Limits the connections that have not completed the hello: unknown peers must not exhaust resources."""
 
-    def __init__(self, most: int = STRANGERS) -> None:
+    def __init__(self, most: int = MAX_UNGREETED) -> None:
         self.most = most
-        self._waiting: dict[Connection, float] = {}  # since when, the oldest first
+        self._waiting: dict[Connection, float] = {}  # when each was accepted, the oldest first
 
     def admit(self, connection: Connection) -> asyncio.BaseProtocol:
-        """The connection; or, if too many wait already, one that ends at once.
+        """Return the connection; or, if too many wait already, a protocol that closes at once.
 
-        Who has waited for longer than a hello takes ends instead: silent ones must not keep others out. When many
-        come at one moment, those who came first are not disturbed.
+        If the oldest waiting connection has taken longer than a hello usually takes, it is closed instead: silent
+        connections must not keep others out. When many connect at one moment, the first ones are left alone.
         """
         now = time.monotonic()
         if len(self._waiting) >= self.most:
-            self._waiting = {one: since for one, since in self._waiting.items() if not one.settled}
+            self._waiting = {
+                waiting: since for waiting, since in self._waiting.items() if not waiting.settled
+            }
         if len(self._waiting) >= self.most:
             oldest = next(iter(self._waiting))
-            if now - self._waiting[oldest] < SOON:
-                return _TurnedAway()
+            if now - self._waiting[oldest] < USUAL_HELLO_S:
+                return _Rejected()
             del self._waiting[oldest]
             oldest.abort()
         self._waiting[connection] = now
         return connection
 
 
-class _TurnedAway(asyncio.Protocol):
+class _Rejected(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
 
 
 class Messages:
-    """Whole Python objects over a connection; both ends belong to one job."""
+    """Encodes and decodes Python objects sent over a connection whose ends belong to one job."""
 
     def __init__(self, largest: int = 1 << 30) -> None:
         self.largest = largest
@@ -256,14 +258,14 @@ class Messages:
 
     @staticmethod
     def encode(message: Any) -> bytes:
-        """A message as bytes."""
+        """Return a message pickled, behind its length."""
         body = dumps(message)
         return _LENGTH.pack(len(body)) + body
 
     def feed(self, data: bytes) -> list[Any]:
-        """The messages that are complete now."""
+        """Return the messages that `data` completes; raise `DecodingError` if one cannot be read."""
         self._data += data
-        found = []
+        messages = []
         at = 0
         while len(self._data) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._data, at)
@@ -273,11 +275,11 @@ class Messages:
             if len(self._data) < end:
                 break
             try:
-                found.append(pickle.loads(bytes(self._data[at + _LENGTH.size : end])))
+                messages.append(pickle.loads(bytes(self._data[at + _LENGTH.size : end])))
             except BaseException as error:
                 pass_interrupt(error)
                 kind = DecodingError if may_unpickle_later(error) else CannotUnpickleError
                 raise kind(f"a message cannot be read: {represent(error)}") from error
             at = end
         del self._data[:at]
-        return found
+        return messages

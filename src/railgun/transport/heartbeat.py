@@ -1,15 +1,15 @@
-"""Decide when the other end of a connection is frozen, without false alarms on a busy machine.
+"""Heartbeat of a connection: decide when the other end is dead, without false alarms on a busy machine.
 
 Rules:
 
 1. Time is an argument. The owner of the connection calls `tick` every `interval_s` seconds (more often does no harm)
    and sets `heard_s` whenever bytes arrive.
-2. A connection that brings bytes needs no pings, apart from one every `KEEP_ALIVE_S` seconds that tells the other end
+2. A connection on which bytes arrive needs no pings, except one every `KEEP_ALIVE_S` seconds, which shows the other end
    that this process is alive.
-3. The other end is dead after `MAX_UNANSWERED` ticks in a row that found a ping unanswered: `silence_s` seconds, or
-   up to one interval more.
-4. A tick that comes more than an interval late does not count: this process was busy or stopped itself, and may have
-   the answer in its socket.
+3. The other end is dead after `MAX_UNANSWERED` ticks in a row that found a ping unanswered: after `silence_s` seconds,
+   or up to one interval more.
+4. A tick that comes more than an interval late does not count: this process was itself busy or suspended, and the
+   answer may wait in its socket.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Heartbeat:
         self.silence_s = silence_s
         """Seconds without an answer after which the other end is dead; may be changed at any time."""
         self.heard_s = now_s
-        """When bytes arrived last."""
+        """The time at which bytes arrived last."""
         self._ticked_s = now_s
         self._pinged_s = now_s
         self._unanswered = 0

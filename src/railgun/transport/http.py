@@ -1,4 +1,4 @@
-"""What the HTTP APIs of nodes and of jobs have in common: a port of their own, a token, JSON."""
+"""Serve HTTP on a port of its own, check tokens, and answer with JSON: shared by the APIs of nodes and of jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpPort:
-    """An application that listens, in the event loop that starts it."""
+    """An aiohttp application with its listening port, in the event loop that calls `open`."""
 
     def __init__(
         self, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None
@@ -31,12 +31,12 @@ class HttpPort:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self._tls else ''}://{host}:{self.port}"
 
     async def open(self) -> None:
-        """Listen; `OSError` if that cannot be."""
+        """Listen; raise `OSError` if the address cannot be used."""
         await self._runner.setup()
         try:
             assert self._runner.server is not None
@@ -49,40 +49,39 @@ class HttpPort:
         self.port = self._listening.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Answer what was asked, and end."""
+        """Answer the requests under way, and close the port and its connections."""
         if self._listening is not None:
-            await stop_accepting(
-                [self._listening]
-            )  # before it is asked which connections there are
+            # Before `cleanup` lists the connections, so that it misses none.
+            await stop_accepting([self._listening])
         await self._runner.cleanup()
-        await asyncio.sleep(0)  # closed sockets are let go of in the next turn
+        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
 
 def bears(request: web.Request, token: bytes, any_case: bool = False) -> bool:
-    """Whether this token came with a request (`Authorization: Bearer …`); `any_case`: also in capital letters."""
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    told = given.strip().encode(errors="replace")
-    same = hmac.compare_digest(told.lower() if any_case else told, token)
+    """Return whether a request has this token (`Authorization: Bearer …`); `any_case`: also in capital letters."""
+    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    offered = credentials.strip().encode(errors="replace")
+    same = hmac.compare_digest(offered.lower() if any_case else offered, token)
     return scheme.lower() == "bearer" and same
 
 
 def answer(
     data: Any, status: int = 200, default: Callable[[Any], Any] | None = None
 ) -> web.Response:
-    """An answer as a line of JSON; `default`: what to make of what is not JSON."""
+    """Return a response with `data` as a line of JSON; `default` converts values that JSON cannot express."""
     text = json.dumps(data, default=default) + "\n"
     return web.Response(text=text, status=status, content_type="application/json")
 
 
 def refusal(status: int, **error: str) -> web.Response:
-    """What is wrong with a request."""
-    made = answer({"error": error}, status)
+    """Return a response that refuses a request: `{"error": {…}}`."""
+    response = answer({"error": error}, status)
     if status == 401:
-        made.headers["WWW-Authenticate"] = "Bearer"
-    return made
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
 
 
 def figures(text: str) -> web.Response:
-    """Figures, as Prometheus wants them."""
+    """Return a response with metrics in the text format of Prometheus."""
     kind = "text/plain; version=0.0.4; charset=utf-8"
     return web.Response(body=text.encode(), headers={"Content-Type": kind})

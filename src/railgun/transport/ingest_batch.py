@@ -1,16 +1,16 @@
-"""Batches of messages that a connector sends, in columns: the blob of a `Messages` frame.
+"""Encode and decode the batches that a connector sends, in columns: the blob of a `Messages` frame.
 
 Little endian::
 
     u32  count    of messages
     u32  flags    1: they have times, 2: they have keys
-    i64  ids      one a message
+    i64  ids      one per message
     i64  times    µs since 1970, if there are any
-    u32  ends     of the payloads, one a message; then of the keys, if there are any
+    u32  ends     of the payloads, one per message; then of the keys, if there are any
          keys, payloads: each column in one piece
 
-A key is text; a message without one, among others that have some, has the byte FF, which no text has.
-Whatever bytes are given, they are a batch or a `BatchError`.
+A key is text. A message without a key, in a batch with keys, has the byte FF, which no UTF-8 text contains.
+Any bytes are either a batch or raise a `BatchError`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from railgun.transport.records import BatchError
 
 VERSION: Final = 1
 LARGEST: Final = 1 << 20
-"""Bytes of a frame."""
-MOST: Final = 5_000
-"""Messages of a batch: each may be one that cannot be decoded, which takes its time."""
+"""The most bytes of a frame."""
+MAX_MESSAGES: Final = 5_000
+"""The most messages of a batch. Limited because a message that cannot be decoded takes long to handle."""
 LONGEST_NAME: Final = 1_000
-"""Bytes of a stream's name."""
-COST: Final = 64
-"""Credits that a frame costs apart from its bytes: also an empty one, and the end of a stream, has to be dealt with."""
+"""The most bytes of a stream's name."""
+FRAME_COST: Final = 64
+"""Credits that a frame costs besides its bytes: even an empty frame, or the end of a stream, takes work."""
 EARLIEST: Final = -62_135_596_800_000_000
 LATEST: Final = 253_402_300_799_999_999
-"""Times of messages (µs): from the year 1 to the year 9999."""
+"""The range of message times (µs): from the year 1 to the year 9999."""
 TIMES: Final = 1
 KEYS: Final = 2
 _HEAD: Final = struct.Struct("<II")
@@ -43,7 +43,7 @@ _NO_KEY: Final = b"\xff"
 
 
 class Pushed(NamedTuple):
-    """A batch of messages."""
+    """A decoded batch of messages."""
 
     ids: NDArray[np.int64]
     times: NDArray[np.int64] | None
@@ -57,7 +57,7 @@ def pack(
     times: Sequence[int] | None = None,
     keys: Sequence[str | None] | None = None,
 ) -> bytes:
-    """A batch as bytes.
+    """Return a batch as bytes.
 
     >>> unpack(pack([1, 2], [b"a", b"bc"], keys=["ada", None])).payloads
     [b'a', b'bc']
@@ -80,7 +80,7 @@ def _ends(column: Sequence[bytes]) -> bytes:
 
 
 def ids_of(blob: bytes) -> NDArray[np.int64]:
-    """The ids of a batch that was packed here.
+    """Return the ids of a batch that `pack` has made; it is not validated.
 
     >>> ids_of(pack([1, 2], [b"a", b"bc"])).tolist()
     [1, 2]
@@ -89,11 +89,13 @@ def ids_of(blob: bytes) -> NDArray[np.int64]:
 
 
 def unpack(blob: bytes | bytearray | memoryview) -> Pushed:
-    """A batch again."""
+    """Decode a batch; raise `BatchError` if the bytes are none."""
     try:
         count, flags = _HEAD.unpack_from(blob)
-        if not 0 < count <= MOST or flags & ~(TIMES | KEYS):
-            raise BatchError(f"a batch of {count} messages (1 to {MOST}), with flags {flags}")
+        if not 0 < count <= MAX_MESSAGES or flags & ~(TIMES | KEYS):
+            raise BatchError(
+                f"a batch of {count} messages (1 to {MAX_MESSAGES}), with flags {flags}"
+            )
         at = _HEAD.size
         ids = np.frombuffer(blob, "<i8", count, at)
         at += 8 * count

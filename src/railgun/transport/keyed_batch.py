@@ -1,6 +1,6 @@
-"""A batch that travels: what links, distributors and stages know of records.
+"""The interface of a batch that is sent between workers, as links, distributors and stages see it.
 
-`RowBatch` is the implementation there is; one of Arrow tables will stand beside it. Only operators look inside.
+`RowBatch` is the only implementation; one of Arrow tables is to follow. Only operators access the records themselves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class WireBatch(Batch, Protocol):
     """A batch of keyed records that can be sent to another worker."""
 
     port: int
-    """The port of the stage it is for."""
+    """The port of the stage that receives the batch."""
 
     def encode(self) -> bytes:
-        """As bytes, for `decode` of the same kind."""
+        """Return the batch as bytes, for `decode` of the same class."""
         ...
 
 
@@ -27,13 +27,13 @@ _ROWS: Final = b"r"
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """Any batch as bytes: one that says of which kind it is, then its own."""
+    """Return any batch as bytes: one byte for its kind, then `WireBatch.encode`."""
     assert isinstance(batch, RowBatch)
     return _ROWS + batch.encode()
 
 
 def decode_batch(data: memoryview) -> WireBatch:
-    """A batch again."""
+    """Decode a batch of any kind; raise `DecodingError` if it is malformed."""
     if bytes(data[:1]) != _ROWS:
         raise DecodingError(f"there is no kind of batch {bytes(data[:1])!r}")
     return RowBatch.decode(data[1:])

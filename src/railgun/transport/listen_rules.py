@@ -1,9 +1,9 @@
-"""What all who listen have in common: the secret they keep, and where they dare to listen.
+"""Rules of all listeners: keep the secret in a file, and listen without TLS only on loopback.
 
 Rules:
 
-1. A secret is made at the first start, in a file that only its owner can read, and stays the same.
-2. Without TLS one listens on loopback only.
+1. The secret is generated at the first start, in a file that only its owner can read, and stays the same.
+2. Without TLS a process listens on loopback addresses only.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import ClassVar, Final
 
 from railgun.errors import RailgunError
 
-LEAST_SECRET: Final = 16  # bytes
+MIN_SECRET_BYTES: Final = 16  # bytes
 
 
 class OpenListenError(RailgunError):
-    """Somebody would listen where strangers can reach it, without TLS."""
+    """A listener without TLS would be reachable from other machines."""
 
     code: ClassVar[str] = "NO_TLS"
 
 
 class BadSecretError(RailgunError):
-    """The file of the secret holds none."""
+    """The secret's file does not contain a valid secret."""
 
     code: ClassVar[str] = "BAD_SECRET"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it.
+    """Return whether `host` is reachable only from this machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -46,25 +46,25 @@ def is_loopback(host: str) -> bool:
 
 
 def secret_in(path: Path) -> bytes:
-    """The secret in this file, made if there is none."""
+    """Return the secret in the file `path`; generate it if there is no file. Raises `BadSecretError`."""
     if not path.exists():
         keep_secret(path, secrets.token_bytes(32))
-    told = path.read_text("ascii", errors="replace").strip()
+    text = path.read_text("ascii", errors="replace").strip()
     try:
-        secret = bytes.fromhex(told)
+        secret = bytes.fromhex(text)
     except ValueError:
         secret = b""
-    if len(secret) < LEAST_SECRET:
+    if len(secret) < MIN_SECRET_BYTES:
         raise BadSecretError(
-            f"{path} holds no secret: {2 * LEAST_SECRET} hexadecimal digits at least. Mend it, or take it away, and "
-            "a new one is made at the next start."
+            f"{path} holds no secret: {2 * MIN_SECRET_BYTES} hexadecimal digits at least. Mend it, or take it away, "
+            "and a new one is made at the next start."
         )
     return secret
 
 
 def keep_secret(path: Path, secret: bytes) -> None:
-    """Let this file hold this secret; only its owner can read it."""
-    new = path.with_name(f"{path.name}.new")  # so that it is there wholly or not at all
+    """Write the secret to a file that only its owner can read, completely or not at all."""
+    new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secret.hex())

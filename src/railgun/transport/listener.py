@@ -1,8 +1,8 @@
-"""Listening sockets, and every connection accepted on them, closed without losing the last one.
+"""Open listening sockets, track the connections accepted on them, and close all of them without missing one.
 
-asyncio accepts a connection in one turn of its loop and makes the transport in the next. A transport made after
-`Server.close` raises in its constructor, out of sight, and leaves its socket to the garbage collector. So a listener
-first takes its sockets out of the loop, then lets the transports be made that are due, and closes after that.
+asyncio accepts a connection in one turn of its loop and creates the transport in the next. A transport created after
+`Server.close` raises in its constructor, unseen, and leaves its socket to the garbage collector. So a listener first
+removes its sockets from the loop, then lets the pending transports be created, and closes after that.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def close_soon(servers: Iterable[asyncio.AbstractServer]) -> None:
         if isinstance(server, asyncio.Server) and isinstance(loop, asyncio.SelectorEventLoop):
             for listening in server.sockets:
                 loop.remove_reader(listening.fileno())
-            loop.call_soon(server.close)  # transports that are due are made before
+            loop.call_soon(server.close)  # pending transports are created before that
         else:
-            server.close()  # uvloop makes a transport as it accepts
+            server.close()  # uvloop creates a transport as it accepts
 
 
 async def stop_accepting(servers: Iterable[asyncio.AbstractServer]) -> None:
@@ -38,12 +38,12 @@ async def stop_accepting(servers: Iterable[asyncio.AbstractServer]) -> None:
     A connection whose TLS handshake is under way has its `connection_made` later, or never.
     """
     close_soon(servers)
-    await asyncio.sleep(0)  # they are closed, and transports made
+    await asyncio.sleep(0)  # the sockets are closed, and transports created
     await asyncio.sleep(0)  # `connection_made` is called
 
 
 class Listener:
-    """Accepts connections, and knows each of them until it is closed.
+    """Accepts connections, and tracks each of them until it is closed.
 
     `make` returns the protocol of a new connection; `gate` limits how many may wait to say hello.
     """
@@ -56,22 +56,22 @@ class Listener:
         self._closed = False
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen there as well; return the port. Raises `OSError`."""
+        """Listen on another address; return the port. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self._accept, host, port, ssl=tls, backlog=BACKLOG)
         self._servers.append(server)
-        found: int = server.sockets[0].getsockname()[1]
-        return found
+        bound_port: int = server.sockets[0].getsockname()[1]
+        return bound_port
 
     async def open_socket(self, listening: socket.socket) -> None:
-        """Listen on a bound socket as well."""
+        """Listen also on a socket that is already bound."""
         loop = asyncio.get_running_loop()
         self._servers.append(
             await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
         )
 
     async def open_unix(self, path: str) -> None:
-        """Listen on a Unix socket as well. Raises `OSError`, or `NotImplementedError` where there are none."""
+        """Listen also on a Unix socket. Raises `OSError`, or `NotImplementedError` where there are none."""
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_unix_server(self._accept, path, backlog=BACKLOG))
 
@@ -83,25 +83,25 @@ class Listener:
         return connection if self.gate is None else self.gate.admit(connection)
 
     def abort(self) -> None:
-        """Accept no more, and end all connections, from the next turns of the loop on; `close` waits for that."""
+        """Accept no more, and begin to close all connections at once; `close` waits until that is done."""
         self._closed = True
         self.stop()
         for connection in list(self._connections):
             connection.abort()
 
     def stop(self) -> None:
-        """Accept no more, and close the listening sockets in the next turn; connections that were accepted stay."""
+        """Accept no more, and close the listening sockets in the next turn of the loop; keep accepted connections."""
         servers, self._servers = self._servers, []
         close_soon(servers)
 
     async def close(self, linger_s: float = 0.0) -> None:
-        """Accept no more, and end all connections: return when their sockets are closed.
+        """Accept no more, and close all connections; return when their sockets are closed.
 
-        Connections that are closing already have `linger_s` to send what was written.
+        Connections that are already closing have `linger_s` seconds to send what was written.
         """
         self._closed = True
         self.stop()
-        await stop_accepting([])  # who was accepted before is there then
+        await stop_accepting([])  # lets connections accepted before get their transports
         for connection in self._left():
             if not linger_s or not connection.closing:
                 connection.abort()
@@ -114,4 +114,4 @@ class Listener:
             await asyncio.sleep(0)
 
     def _left(self) -> list[Connection]:
-        return [one for one in self._connections if one.there]
+        return [connection for connection in self._connections if connection.there]

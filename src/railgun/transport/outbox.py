@@ -1,7 +1,7 @@
-"""What is sent over a connection: a frame that comes alone at once, those that follow closely together.
+"""Send frames over a connection: a single frame at once, frames in quick succession together.
 
-So a single request or answer does not wait for the next turn of the event loop, and takes no turn more than it needs:
-each is another call of the system. A thousand in one turn cost two writes.
+So a single request or answer does not wait for the next turn of the event loop, and costs no extra turn, which is
+another system call. A thousand frames in one turn cost two writes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 
 from railgun.transport.commands import Blob
 
-CLOSELY: Final = 50e-6  # seconds
-LARGE: Final = 64 << 10  # bytes that are not put together with others
+CLOSE_TOGETHER_S: Final = 50e-6  # frames at most so far apart are sent together
+LARGE_PIECE_BYTES: Final = 64 << 10  # a piece of this size is not joined with others
 
 
 class Outbox:
-    """Frames on their way into one transport."""
+    """The frames that are written to one transport."""
 
     def __init__(
         self,
@@ -28,38 +28,38 @@ class Outbox:
     ) -> None:
         self._loop = loop
         self._transport = transport
-        self._flushed = flushed  # called when what was sent in a turn has gone to the transport
+        self._flushed = flushed  # called when the frames of a turn have been written
         self._pieces: list[Blob] = []
-        self._turn = False  # whether there will be a flush
-        self._last = 0.0  # when the last frame came
-        self._waiting = 0
+        self._scheduled = False  # whether a flush is scheduled
+        self._last = 0.0  # when the last frame was sent
+        self._waiting = 0  # bytes in `_pieces`
         self.frames = 0
-        """Frames that were given to `send`."""
+        """The number of frames passed to `send`."""
         self.written = 0
-        """Those of them that the transport has taken: the first so many. The others never left this process."""
+        """The number of frames written to the transport, in order. Later frames never left this process."""
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait, here and in the transport."""
+        """The number of bytes that wait, here and in the transport."""
         return self._waiting + self._transport.get_write_buffer_size()
 
     def send(self, pieces: list[Blob]) -> None:
-        """Send the pieces of a frame."""
+        """Send a frame, given as pieces: now if it comes alone, else at the end of this turn of the event loop."""
         self.frames += 1
         now = time.perf_counter()
-        alone, self._last = now - self._last > CLOSELY, now
-        if alone and not self._turn:
+        alone, self._last = now - self._last > CLOSE_TOGETHER_S, now
+        if alone and not self._scheduled:
             self._write(pieces)
             return
         self._pieces += pieces
         self._waiting += sum(map(len, pieces))
-        if not self._turn:
-            self._turn = True
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Let go what was sent in this turn."""
-        self._turn = False
+        """Write the frames of this turn to the transport."""
+        self._scheduled = False
         if self._pieces:
             pieces, self._pieces, self._waiting = self._pieces, [], 0
             self._write(pieces)
@@ -72,7 +72,7 @@ class Outbox:
         self.written = self.frames
         small: list[Blob] = []
         for piece in pieces:
-            if len(piece) < LARGE:
+            if len(piece) < LARGE_PIECE_BYTES:
                 small.append(piece)
                 continue
             if small:

@@ -1,4 +1,4 @@
-"""Records on their way to a sink outside of a flow: each with its length (u32, little endian) before it."""
+"""Encode the records that are sent to a sink outside of a flow: each behind its length (u32, little endian)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 _LENGTH: Final = struct.Struct("<I")
-BEFORE: Final = _LENGTH.size
-"""Bytes before each record."""
+LENGTH_BYTES: Final = _LENGTH.size
+"""The number of bytes of the length before each record."""
 
 
 def pack(records: Sequence[bytes]) -> bytes:
-    """Records as bytes.
+    """Return the records as bytes.
 
     >>> unpack(pack([b"one", b"", b"three"]))
     [b'one', b'', b'three']
@@ -24,7 +24,7 @@ def pack(records: Sequence[bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> list[bytes]:
-    """The records; `ValueError` if they are none."""
+    """Return the records in `data`; raise `ValueError` if it is malformed."""
     records: list[bytes] = []
     at = 0
     while at < len(data):

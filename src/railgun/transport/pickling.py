@@ -1,9 +1,9 @@
-"""Pickle, and what to do about classes that it cannot find by their name.
+"""Pickle values, also those of classes that pickle cannot find by name.
 
 A user's classes often live where no worker can import them from: in the script that was started, or in a file beside
-it. They reach workers by value, with the flow (`adopt_classes` gives them their names there, so that plain pickle finds
-them, on all workers and in the program that started the flow). Classes made inside functions have no name to be found
-by; values of them are pickled by cloudpickle, which sends the class along.
+it. They reach workers by value, with the flow. `adopt_classes` registers them there under their names, so that plain
+pickle finds them, on all workers and in the program that started the flow. Classes made inside functions cannot be
+found by name; cloudpickle pickles their values together with the class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATOMS: Final = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def dumps(value: Any) -> bytes:
-    """A value as bytes, which `pickle.loads` reads.
+    """Return a value as bytes, which `pickle.loads` reads.
 
     >>> def make():
     ...     class Point:
@@ -40,15 +40,15 @@ def dumps(value: Any) -> bytes:
 
 
 def may_unpickle_later(error: BaseException) -> bool:
-    """Whether what unpickling raised may pass: memory was short, or something outside did not answer."""
+    """Return whether an error of unpickling is transient: memory was short, or an outside system did not answer."""
     return isinstance(error, MemoryError | OSError)
 
 
 def find_unloadable(values: Sequence[Any], tried: set[type]) -> tuple[int, BaseException] | None:
     """Pickle and unpickle one value of each type that is not in `tried`, and add the types to it.
 
-    Returns the position of a value that cannot be unpickled and what it raised, or None. So values that could be saved
-    and never loaded are found before they are needed, at the cost of one value of each type.
+    Return the position of a value that cannot be unpickled and the error it raised, or None. So values that could be
+    saved and never loaded are detected before they are needed, at the cost of one value of each type.
 
     >>> class Strange(Exception):
     ...     def __init__(self, code, text): super().__init__(text)
@@ -59,7 +59,7 @@ def find_unloadable(values: Sequence[Any], tried: set[type]) -> tuple[int, BaseE
     if not fresh:
         return None
     tried |= fresh
-    for at, value in enumerate(values):
+    for row, value in enumerate(values):
         if type(value) not in fresh:
             continue
         fresh.discard(type(value))
@@ -69,20 +69,20 @@ def find_unloadable(values: Sequence[Any], tried: set[type]) -> tuple[int, BaseE
         except BaseException as error:
             pass_interrupt(error)
             if not may_unpickle_later(error):
-                return at, error
+                return row, error
         if not fresh:
             break
     return None
 
 
 def adopt_classes() -> None:
-    """Let pickle find the classes that came by value, under the names they have where they were made."""
+    """Register the classes that arrived by value under their original modules and names, so that pickle finds them."""
     module = sys.modules.get("cloudpickle.cloudpickle")
-    came = getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
-    for known in list(came.values()):
-        name, home = known.__qualname__, known.__module__
+    tracked = getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    for adopted in list(tracked.values()):
+        name, home = adopted.__qualname__, adopted.__module__
         if not name.isidentifier() or not isinstance(home, str):
-            continue  # made within something else: no name leads there
+            continue  # defined inside a function or class: pickle cannot find it by name
         namespace = sys.modules.setdefault(home, ModuleType(home))
         if not hasattr(namespace, name):
-            setattr(namespace, name, known)
+            setattr(namespace, name, adopted)

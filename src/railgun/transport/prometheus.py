@@ -1,4 +1,4 @@
-"""Figures as text for Prometheus. Values of labels and help texts may be anything: they are escaped."""
+"""Write metrics in the text format of Prometheus. Label values and help texts are escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Text:
-    """Metric after metric, each begun by what it is; `common` are labels that all values have.
+    """A text with metrics, one after the other; `common` are labels of all values.
 
     >>> text = Text((("flow", "words"),))
     >>> text.counter("records_total", "Records that came in")
@@ -25,33 +25,33 @@ class Text:
         self._common = common
         self._name = ""
 
-    def begin(self, name: str, kind: str, what: str) -> None:
-        """A metric; its values follow."""
+    def begin(self, name: str, kind: str, help_text: str) -> None:
+        """Begin a metric with this name, kind and help text; its values follow (`add`)."""
         self._name = f"railgun_{name}"
-        told = what.replace("\\", "\\\\").replace("\n", "\\n")
-        self.lines += [f"# HELP {self._name} {told}", f"# TYPE {self._name} {kind}"]
+        text = help_text.replace("\\", "\\\\").replace("\n", "\\n")
+        self.lines += [f"# HELP {self._name} {text}", f"# TYPE {self._name} {kind}"]
 
-    def counter(self, name: str, what: str) -> None:
-        """A metric that never falls."""
-        self.begin(name, "counter", what)
+    def counter(self, name: str, help_text: str) -> None:
+        """Begin a counter: a metric that never decreases."""
+        self.begin(name, "counter", help_text)
 
-    def gauge(self, name: str, what: str, value: float) -> None:
-        """A metric with one value."""
-        self.begin(name, "gauge", what)
+    def gauge(self, name: str, help_text: str, value: float) -> None:
+        """Write a gauge with a single value."""
+        self.begin(name, "gauge", help_text)
         self.add((), value)
 
     def add(self, labels: Labels, value: float, ending: str = "") -> None:
-        """A value of the metric that was begun."""
-        told = ",".join(f'{name}="{_escaped(text)}"' for name, text in (*self._common, *labels))
-        self.lines.append(f"{self._name}{ending}{f'{{{told}}}' if told else ''} {value}")
+        """Write a value of the current metric."""
+        pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in (*self._common, *labels))
+        self.lines.append(f"{self._name}{ending}{f'{{{pairs}}}' if pairs else ''} {value}")
 
     def histogram(
         self, labels: Labels, bounds: Sequence[float], counts: Sequence[int], total: float
     ) -> None:
-        """How many values were up to each bound, and how many above the last; and their sum."""
+        """Write a histogram: `counts` are the values up to each bound and, at the end, those above the last."""
         *below, count = accumulate(counts)
-        for bound, told in zip(bounds, below, strict=True):
-            self.add((*labels, ("le", str(bound))), told, "_bucket")
+        for bound, cumulative in zip(bounds, below, strict=True):
+            self.add((*labels, ("le", str(bound))), cumulative, "_bucket")
         self.add((*labels, ("le", "+Inf")), count, "_bucket")
         self.add(labels, total, "_sum")
         self.add(labels, count, "_count")

@@ -1,41 +1,43 @@
-"""Record batches: many messages as one piece of bytes, the same on the wire and on disk.
+"""Record batches: many messages as one block of bytes, the same on the wire and on disk.
 
 A client builds a batch, the node writes offset, epoch and time into its header, and from then on the same bytes are
-stored, replicated and delivered. Nobody on that way looks at single messages.
+stored, replicated and delivered. Single messages are not touched on that way.
 
 A batch, little endian::
 
      0  4s   b"RGB1"
      4  u32  size        of the whole batch, this header included
-     8  u32  head crc    crc32 of bytes 12 to 64; set by whoever wrote the header last
-    12  u32  body crc    crc32 of bytes 64 to the end; set by who built the batch
+     8  u32  head crc    crc32 of bytes 12 to 64; set by the last writer of the header
+    12  u32  body crc    crc32 of bytes 64 to the end; set by the builder of the batch
     16  u64  base        offset of the first message
-    24  u64  epoch       of the master that gave the offset
+    24  u64  epoch       of the master that assigned the offset
     32  i64  time        microseconds since 1970, when it was stored
     40  u32  count       of messages
-    44  u16  flags       1: it has IDs, 2: it has headers; 4: its unit goes on with the next batch, 8: it ends a commit,
-                         16: it is staged
+    44  u16  flags       1: it has IDs, 2: it has headers; 4: its unit continues in the next batch, 8: it ends a commit,
+                         16: it is staged; 8 beside 16: a copy of all that was staged before for its sequence
+                         begins with it
     46  u16  zero
-    48  u64  producer    whose commit ends with it, or who has staged it, by its number in the stream; 0: nobody
-    56  u64  number      of that commit, or of the sequence it is staged for
-    64  u32  ends of the payloads, one a message; then of the IDs and of the headers, if there are any
+    48  u64  producer    of the commit that this batch ends, or that staged it, by its number in the stream; 0: none
+    56  u64  number      of that commit, or of the sequence for which it is staged
+    64  u32  ends of the payloads, one per message; then of the IDs and of the headers, if there are any
              IDs, headers, payloads, each column in one piece
 
 Rules:
 
-1. An end counts from the start of its column, and is not below the one before it. The last ends fill the batch exactly.
-2. There is at least one message. An ID is at most 255 bytes, and an empty one is none. Headers are bytes that nobody
-   here reads; by convention a JSON object of strings.
-3. A body never changes. `build` and `cut` make batches, and `patch` is the only one that changes a header.
-4. Later versions keep the first three bytes, the size, and the place of the header's checksum, which begins with the
-   four bytes of the version. So a batch of a later version is told from a damaged one: its checksum fits
-   (`LaterBatchError`). One that does not keep that is told by its fourth byte, a digit above ours (`is_later`), unless
-   a flipped bit may have made it of ours: whoever would cut such bytes off refuses instead (`broker.log.recovery`).
-5. Whatever bytes are given, they are a batch or a `BatchError`. `head` has looked at the header, `Records` also at the
-   ends, `check` at every byte: what came from elsewhere is checked before it is stored.
-6. Ranges are offsets, the first one in, the last one out. Before the node has given offsets they count from 0.
-7. A *unit* is what is seen together or not at all: batches in a row, all but the last of which have the flag 4. Nodes
-   make units (`unite`) and readers need not know of them. What came from a client has no such flag (`check`).
+1. An end counts from the start of its column, and is not below the end before it. The last ends fill the batch exactly.
+2. A batch has at least one message. An ID has at most 255 bytes, and an empty ID means none. Headers are bytes that are
+   not interpreted here; by convention a JSON object of strings.
+3. A body never changes. `build` and `cut` make batches; headers change only by `patch`, `unite` and `mark`.
+4. Later versions keep the first three bytes, the size, and the place of the header's checksum, which then covers the
+   four bytes of the version first. So a batch of a later version differs from a damaged one: its checksum fits
+   (`LaterBatchError`). A version that does not keep this is recognized by its fourth byte, a higher digit (`is_later`),
+   unless that may be a flipped bit of ours: recovery refuses to cut such bytes off (`broker.log.recovery`).
+5. Any bytes are either a batch or raise a `BatchError`. `head` validates the header, `Records` also the ends, `check`
+   every byte: a batch from elsewhere is checked before it is stored.
+6. Ranges are half-open: the first offset is included, the end excluded. Before the node assigns offsets, they count
+   from 0.
+7. A *unit* becomes visible as a whole or not at all: consecutive batches, all but the last of which have the flag 4.
+   Nodes make units (`unite`); readers need not know them. A batch from a client must not have the flag (`check`).
 """
 
 from __future__ import annotations
@@ -54,43 +56,46 @@ from railgun.errors import LaterVersionError, RailgunError
 MAGIC: Final = b"RGB1"
 HEADER: Final = 64
 LARGEST: Final = 1 << 30
-"""Bytes of a batch."""
-LONGEST_ID: Final = 255
+"""The most bytes of a batch."""
+MAX_ID_BYTES: Final = 255
 HAS_IDS: Final = 1
 HAS_HEADERS: Final = 2
 CONTINUES: Final = 4
-"""The flag of a batch whose unit goes on with the next one."""
+"""The flag of a batch whose unit continues in the next batch."""
 COMMITS: Final = 8
 """The flag of a batch that ends a commit, and names its producer and number."""
 STAGED: Final = 16
 """The flag of a batch that is staged for a commit, and names its producer and sequence."""
 
+ANEW: Final = COMMITS
+"""The flag, beside `STAGED`, of a batch with which a copy of all that was staged for its sequence begins."""
+
 _HEAD: Final = struct.Struct("<4sIIIQQqIHHQQ")
 _PATCHED: Final = struct.Struct("<QQq")
 _UNITED: Final = struct.Struct("<HHQQ")
-_COLUMNS_FLAGS: Final = HAS_IDS | HAS_HEADERS
+_COLUMN_FLAGS: Final = HAS_IDS | HAS_HEADERS
 _NAMED: Final = COMMITS | STAGED
-_FLAGS: Final = _COLUMNS_FLAGS | CONTINUES | _NAMED
+_FLAGS: Final = _COLUMN_FLAGS | CONTINUES | _NAMED
 _U32: Final = struct.Struct("<I")
 _LAST_OFFSET: Final = 1 << 63
-_FEW: Final = 16  # for fewer, numpy is slower than a loop in C
+_SMALL_COUNT: Final = 16  # up to so many values, numpy is slower than a loop in C
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ends: TypeAlias = npt.NDArray[np.uint32]
 Column: TypeAlias = tuple[Ends, memoryview]
-"""The ends of all values, and their bytes one after the other."""
+"""The ends of all values, and the values' bytes one after the other."""
 
 
 class BatchError(RailgunError, ValueError):
-    """Bytes that are no record batch, or messages that cannot be one."""
+    """Bytes are no record batch, or messages cannot form one."""
 
 
 class LaterBatchError(BatchError, LaterVersionError):
-    """A batch of a later version: its header is whole, and has a version, flags or fields that are unknown here."""
+    """A batch of a later version: its header is intact, and has a version, flags or fields that are unknown here."""
 
 
 class ShortBatchError(BatchError):
-    """Fewer bytes than the batch has: the rest may still come."""
+    """The bytes end before the batch does: the rest may still arrive."""
 
 
 class Head(NamedTuple):
@@ -108,7 +113,7 @@ class Head(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after its last message."""
+        """The offset behind the last message."""
         return self.base + self.count
 
 
@@ -117,7 +122,9 @@ def build(
     ids: Sequence[bytes | None] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> bytearray:
-    """A batch of these messages, with offsets from 0 until it is patched.
+    """Build a batch of these messages, with offsets from 0 until it is patched.
+
+    `ids` and `headers`: a value or None for each message. Raises `BatchError` if the messages cannot form a batch.
 
     >>> batch = build([b"first", b"second"], ids=[b"a", None])
     >>> patch(batch, base=7, epoch=1, time=1_000)
@@ -131,21 +138,23 @@ def build(
     table, total = _ends("payload", payloads)
     flags, size, pieces = 0, HEADER + 4 * count + total, [bytes(HEADER), table]
     columns: list[Sequence[bytes]] = []
-    for name, flag, given in (("ID", HAS_IDS, ids), ("header", HAS_HEADERS, headers)):
-        if given is None:
+    for name, flag, values in (("ID", HAS_IDS, ids), ("header", HAS_HEADERS, headers)):
+        if values is None:
             continue
-        if len(given) != count:
-            raise BatchError(f"{count} payloads, but {len(given)} {name}s: give one for each")
+        if len(values) != count:
+            raise BatchError(f"{count} payloads, but {len(values)} {name}s: give one for each")
         column = (
-            [value or b"" for value in given] if None in given else cast("Sequence[bytes]", given)
+            [value or b"" for value in values]
+            if None in values
+            else cast("Sequence[bytes]", values)
         )
         table, total = _ends(name, column)
         if not total:
-            continue  # all are empty: the same as none
-        if flag == HAS_IDS and (longest := max(map(len, column))) > LONGEST_ID:
+            continue  # all values are empty: the same as no column
+        if flag == HAS_IDS and (longest := max(map(len, column))) > MAX_ID_BYTES:
             at = next(n for n, value in enumerate(column) if len(value) == longest)
             raise BatchError(
-                f"the ID of message {at} has {longest} bytes; {LONGEST_ID} are the most"
+                f"the ID of message {at} has {longest} bytes; {MAX_ID_BYTES} are the most"
             )
         flags |= flag
         size += 4 * count + total
@@ -169,20 +178,22 @@ def build(
 
 
 def _ends(name: str, column: Sequence[bytes]) -> tuple[bytes, int]:
-    """The table of ends of a column, and the last one."""
+    """Return the table of ends of a column, and the last end."""
     count = len(column)
     try:
-        if count <= _FEW:
-            few = list(accumulate(map(len, column)))
-            total = few[-1]
+        if count <= _SMALL_COUNT:
+            small = list(accumulate(map(len, column)))
+            total = small[-1]
         else:
-            many = np.cumsum(np.fromiter(map(len, column), np.int64, count))
-            total = int(many[-1])
+            large = np.cumsum(np.fromiter(map(len, column), np.int64, count))
+            total = int(large[-1])
     except TypeError as error:
         raise BatchError(f"a {name} is not bytes: {error}") from error
     if total > LARGEST:
         raise _too_large(total)
-    return struct.pack(f"<{count}I", *few) if count <= _FEW else many.astype("<u4").tobytes(), total
+    return struct.pack(f"<{count}I", *small) if count <= _SMALL_COUNT else large.astype(
+        "<u4"
+    ).tobytes(), total
 
 
 def _too_large(size: int) -> BatchError:
@@ -190,7 +201,7 @@ def _too_large(size: int) -> BatchError:
 
 
 def patch(batch: bytearray | memoryview, base: int, epoch: int, time: int) -> None:
-    """Write offset, epoch and time into the header of a batch that was looked at before."""
+    """Write offset, epoch and time into the header of a batch that was validated before."""
     if len(batch) < HEADER:
         raise ShortBatchError(f"{len(batch)} bytes cannot be patched: a header has {HEADER}")
     if not 0 <= base < _LAST_OFFSET or not 0 <= epoch < 1 << 64 or not -1 << 63 <= time < 1 << 63:
@@ -200,7 +211,7 @@ def patch(batch: bytearray | memoryview, base: int, epoch: int, time: int) -> No
 
 
 def unite(batches: Sequence[bytearray], producer: int = 0, commit: int = 0) -> None:
-    """Make one unit of these batches, which have been looked at; with a producer, the unit is a commit of it.
+    """Make one unit of these batches, which were validated before; with a producer, the unit is a commit of it.
 
     >>> batches = [build([b"a"]), build([b"b"])]
     >>> unite(batches, producer=3, commit=17)
@@ -213,14 +224,16 @@ def unite(batches: Sequence[bytearray], producer: int = 0, commit: int = 0) -> N
 
 
 def mark(batch: bytearray, flag: int, producer: int = 0, number: int = 0) -> None:
-    """Give a batch that was looked at one of the flags that nodes set, or none (0), and whom and what it is for."""
-    columns = head(batch).flags & _COLUMNS_FLAGS
+    """Set the flag (or none: 0), producer and number of a batch that was validated before; only nodes do this."""
+    columns = head(batch).flags & _COLUMN_FLAGS
     _UNITED.pack_into(batch, 44, columns | flag, 0, producer, number)
     _U32.pack_into(batch, 8, crc32(batch[12:HEADER]))
 
 
 def head(data: Bytes, at: int = 0) -> Head:
-    """The header of the batch that begins there. The body need not be there yet.
+    """Return the header of the batch that begins at byte `at`. The body may be missing.
+
+    Raises `ShortBatchError` if the header is incomplete, `LaterBatchError` for a later version, else `BatchError`.
 
     >>> head(build([b"hello"])).count
     1
@@ -249,45 +262,45 @@ def head(data: Bytes, at: int = 0) -> Head:
     least = HEADER + 4 * count * (1 + (flags & 1) + (flags >> 1 & 1))
     if not count or not least <= size <= LARGEST or base + count > _LAST_OFFSET:
         raise BatchError(
-            f"the header of the batch at byte {at} cannot be: {count} messages from {base}, {size} bytes"
+            f"the header of the batch at byte {at} is invalid: {count} messages from {base}, {size} bytes"
         )
     return tuple.__new__(Head, (size, body, base, epoch, time, count, flags, producer, number))
 
 
-def is_later(ours: bytes, found: Bytes, *, certain: bool = False) -> bool:
-    """Return whether four bytes name a later version of what `ours` names: the same family, and a higher digit.
+def is_later(own: bytes, magic: Bytes, *, certain: bool = False) -> bool:
+    """Return whether the four bytes `magic` name a later version of `own`: the same family, and a higher digit.
 
-    `certain`: only if that is no flipped bit of ours.
+    `certain`: only if a single flipped bit of `own` cannot explain them.
 
-    >>> [is_later(b"RGB1", found) for found in (b"RGB2", b"RGB3", b"RGB1", b"RGB0", b"RGBq", b"RGG2", b"RGB")]
+    >>> [is_later(b"RGB1", magic) for magic in (b"RGB2", b"RGB3", b"RGB1", b"RGB0", b"RGBq", b"RGG2", b"RGB")]
     [True, True, False, False, False, False, False]
-    >>> [is_later(b"RGB1", found, certain=True) for found in (b"RGB2", b"RGB3")]
+    >>> [is_later(b"RGB1", magic, certain=True) for magic in (b"RGB2", b"RGB3")]
     [True, False]
     """
-    if len(found) < 4 or bytes(found[:3]) != ours[:3] or not ours[3] < found[3] <= ord("9"):
+    if len(magic) < 4 or bytes(magic[:3]) != own[:3] or not own[3] < magic[3] <= ord("9"):
         return False
-    return not certain or (found[3] ^ ours[3]).bit_count() > 1
+    return not certain or (magic[3] ^ own[3]).bit_count() > 1
 
 
 def check(batch: Bytes) -> Head:
-    """Look at every byte of one whole batch of a client: checksums, ends, lengths. Returns its header."""
-    found = _whole(batch)
-    if found.flags & ~_COLUMNS_FLAGS:
-        raise BatchError(f"the batch of {found.count} messages has flags that only nodes set")
-    _summed(batch, found)
-    _Columns(batch, found)
-    return found
+    """Validate every byte of one complete batch of a client: checksums, ends, lengths. Return its header."""
+    header = _whole(batch)
+    if header.flags & ~_COLUMN_FLAGS:
+        raise BatchError(f"the batch of {header.count} messages has flags that only nodes set")
+    _summed(batch, header)
+    _Columns(batch, header)
+    return header
 
 
-def _summed(batch: Bytes, found: Head) -> None:
-    if crc32(memoryview(batch)[HEADER:]) != found.body_crc:
+def _summed(batch: Bytes, header: Head) -> None:
+    if crc32(memoryview(batch)[HEADER:]) != header.body_crc:
         raise BatchError(
-            f"the batch of {found.count} messages from {found.base} is damaged: its checksum differs"
+            f"the batch of {header.count} messages from {header.base} is damaged: its checksum differs"
         )
 
 
 def split(data: Bytes) -> list[memoryview]:
-    """The batches that lie one after the other in some bytes, by their headers.
+    """Return the batches that follow one another in `data`; only their headers are validated.
 
     >>> [head(batch).count for batch in split(build([b"a", b"b"]) + build([b"c"]))]
     [2, 1]
@@ -296,27 +309,27 @@ def split(data: Bytes) -> list[memoryview]:
 
 
 def intact(data: Bytes) -> list[tuple[Head, memoryview]]:
-    """The same, with their headers, of batches that somebody has checked: they have to be what they were."""
-    found = list(_each(data))
-    for told, batch in found:
-        _summed(batch, told)
-    return found
+    """Return batches with their headers, as `split`; verify the checksums of batches that were checked before."""
+    batches = list(_each(data))
+    for header, batch in batches:
+        _summed(batch, header)
+    return batches
 
 
 def _each(data: Bytes) -> Iterator[tuple[Head, memoryview]]:
     view, at = memoryview(data), 0
     while at < len(view):
-        found = head(view, at)
-        if at + found.size > len(view):
+        header = head(view, at)
+        if at + header.size > len(view):
             raise ShortBatchError(
-                f"{len(view) - at} bytes at byte {at}: the batch has {found.size}"
+                f"{len(view) - at} bytes at byte {at}: the batch has {header.size}"
             )
-        yield found, view[at : at + found.size]
-        at += found.size
+        yield header, view[at : at + header.size]
+        at += header.size
 
 
 def cut(batch: Bytes, first: int, end: int) -> Bytes:
-    """A batch of the messages from offset `first` to before `end`; the same bytes if that is all of them.
+    """Return a batch of the messages from offset `first` up to `end`; the same bytes if that is all of them.
 
     >>> batch = build([b"a", b"b", b"c"])
     >>> patch(batch, base=10, epoch=1, time=5)
@@ -324,15 +337,15 @@ def cut(batch: Bytes, first: int, end: int) -> Bytes:
     >>> records.base, records.time, records.payloads()
     (11, 5, [b'b', b'c'])
     """
-    found = _whole(batch)
-    if not found.base <= first < end <= found.end:
+    header = _whole(batch)
+    if not header.base <= first < end <= header.end:
         raise BatchError(
-            f"messages {first} to {end} cannot be cut from the batch of {found.base} to {found.end}"
+            f"messages {first} to {end} cannot be cut from the batch of {header.base} to {header.end}"
         )
-    if first == found.base and end == found.end:
+    if first == header.base and end == header.end:
         return batch
-    columns, view = _Columns(batch, found), memoryview(batch)
-    low, high = first - found.base, end - found.base
+    columns, view = _Columns(batch, header), memoryview(batch)
+    low, high = first - header.base, end - header.base
     tables: list[bytes] = []
     slices: list[memoryview] = []
     flags = 0
@@ -348,39 +361,39 @@ def cut(batch: Bytes, first: int, end: int) -> Bytes:
     piece = bytearray().join([bytes(HEADER), *tables, *slices])
     body = crc32(memoryview(piece)[HEADER:])
     named = (0, 0)
-    if end == found.end:  # what it ends, it ends still
-        flags |= found.flags & ~_COLUMNS_FLAGS
-        named = found.producer, found.number
+    if end == header.end:  # it still ends the commit or unit that the whole batch ends
+        flags |= header.flags & ~_COLUMN_FLAGS
+        named = header.producer, header.number
     fields = (len(piece), 0, body, 0, 0, 0, high - low, flags, 0, *named)
     _HEAD.pack_into(piece, 0, MAGIC, *fields)
-    patch(piece, first, found.epoch, found.time)
+    patch(piece, first, header.epoch, header.time)
     return piece
 
 
 def _whole(batch: Bytes) -> Head:
-    found = head(batch)
-    if len(batch) < found.size:
-        raise ShortBatchError(f"{len(batch)} bytes: the batch has {found.size}")
-    if len(batch) > found.size:
-        raise BatchError(f"{len(batch)} bytes: the batch has {found.size}, something follows it")
-    return found
+    header = head(batch)
+    if len(batch) < header.size:
+        raise ShortBatchError(f"{len(batch)} bytes: the batch has {header.size}")
+    if len(batch) > header.size:
+        raise BatchError(f"{len(batch)} bytes: the batch has {header.size}, something follows it")
+    return header
 
 
 class _Columns:
-    """Where the columns of a batch lie; a `BatchError` if its ends do not fill it."""
+    """The places of a batch's columns. Raises `BatchError` if the ends do not fill the batch."""
 
     __slots__ = ("headers", "headers_at", "ids", "ids_at", "payloads", "payloads_at")
 
-    def __init__(self, batch: Bytes, found: Head) -> None:
-        at, count = HEADER, found.count
+    def __init__(self, batch: Bytes, header: Head) -> None:
+        at, count = HEADER, header.count
         self.payloads: Ends = np.frombuffer(batch, "<u4", count, at)
         self.ids: Ends | None = None
         self.headers: Ends | None = None
         at += 4 * count
-        if found.flags & HAS_IDS:
+        if header.flags & HAS_IDS:
             self.ids = np.frombuffer(batch, "<u4", count, at)
             at += 4 * count
-        if found.flags & HAS_HEADERS:
+        if header.flags & HAS_HEADERS:
             self.headers = np.frombuffer(batch, "<u4", count, at)
             at += 4 * count
         self.ids_at = at
@@ -388,24 +401,24 @@ class _Columns:
         self.payloads_at = self.headers_at
         if self.headers is not None:
             self.payloads_at += int(self.headers[-1])
-        if self.payloads_at + int(self.payloads[-1]) != found.size:
+        if self.payloads_at + int(self.payloads[-1]) != header.size:
             raise BatchError(
-                f"the columns of the batch from {found.base} do not fill its {found.size} bytes"
+                f"the columns of the batch from {header.base} do not fill its {header.size} bytes"
             )
         for _, ends, _ in self.each():
             if count > 1 and bool((ends[1:] < ends[:-1]).any()):
-                raise BatchError(f"the ends in the batch from {found.base} are not in order")
+                raise BatchError(f"the ends in the batch from {header.base} are not in order")
         if self.ids is not None:
             longest = int(self.ids[0])
             if count > 1:
                 longest = max(longest, int((self.ids[1:] - self.ids[:-1]).max()))
-            if longest > LONGEST_ID:
+            if longest > MAX_ID_BYTES:
                 raise BatchError(
-                    f"an ID in the batch from {found.base} is longer than {LONGEST_ID} bytes"
+                    f"an ID in the batch from {header.base} is longer than {MAX_ID_BYTES} bytes"
                 )
 
     def each(self) -> Iterator[tuple[int, Ends, int]]:
-        """The flag of each column, its ends, and where it starts: in the order of their ends."""
+        """Yield the flag of each column, its ends, and where it starts, in the order of their ends."""
         yield 0, self.payloads, self.payloads_at
         if self.ids is not None:
             yield HAS_IDS, self.ids, self.ids_at
@@ -414,7 +427,7 @@ class _Columns:
 
 
 class Records:
-    """The messages of one whole batch. Its ends are looked at, its checksum is not: see `check`."""
+    """The messages of one complete batch. The ends are validated, the checksum is not: see `check`."""
 
     __slots__ = ("_columns", "_view", "head")
 
@@ -428,52 +441,52 @@ class Records:
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """The number of messages."""
         return self.head.count
 
     @property
     def base(self) -> int:
-        """The offset of the first one."""
+        """The offset of the first message."""
         return self.head.base
 
     @property
     def end(self) -> int:
-        """The offset after the last one."""
+        """The offset behind the last message."""
         return self.head.end
 
     @property
     def epoch(self) -> int:
-        """The epoch of the master that gave the offsets."""
+        """The epoch of the master that assigned the offsets."""
         return self.head.epoch
 
     @property
     def time(self) -> int:
-        """When it was stored, in microseconds since 1970."""
+        """The time at which the batch was stored, in microseconds since 1970."""
         return self.head.time
 
     def payload(self, index: int) -> bytes:
-        """The payload of a message, counted from 0 in this batch."""
+        """Return the payload of a message; `index` counts from 0 in this batch."""
         return self._one(self._columns.payloads, self._columns.payloads_at, index)
 
     def id(self, index: int) -> bytes | None:
-        """The ID of a message, if it has one."""
+        """Return the ID of a message; None if it has none."""
         ends = self._columns.ids
         return None if ends is None else self._one(ends, self._columns.ids_at, index) or None
 
     def headers(self, index: int) -> bytes:
-        """The headers of a message; empty: none."""
+        """Return the headers of a message; empty if it has none."""
         ends = self._columns.headers
         return b"" if ends is None else self._one(ends, self._columns.headers_at, index)
 
     def payloads(self) -> list[bytes]:
-        """All payloads."""
+        """Return the payloads of all messages."""
         return self._all(self._columns.payloads, self._columns.payloads_at)
 
     def ids(self) -> list[bytes | None]:
-        """All IDs, None where there is none."""
+        """Return the IDs of all messages; None for a message without one."""
         if self._columns.ids is None:
             return [None] * self.count
-        return [found or None for found in self._all(self._columns.ids, self._columns.ids_at)]
+        return [value or None for value in self._all(self._columns.ids, self._columns.ids_at)]
 
     @property
     def has_ids(self) -> bool:
@@ -481,25 +494,25 @@ class Records:
         return self._columns.ids is not None
 
     def all_headers(self) -> list[bytes]:
-        """The headers of all messages, empty where there are none."""
+        """Return the headers of all messages; empty for a message without any."""
         if self._columns.headers is None:
             return [b""] * self.count
         return self._all(self._columns.headers, self._columns.headers_at)
 
     def payload_column(self) -> Column:
-        """All payloads as they lie there: for who makes no object of each."""
+        """Return the payloads as a column, without an object for each."""
         columns = self._columns
         return columns.payloads, self._view[columns.payloads_at :]
 
     def id_column(self) -> Column | None:
-        """All IDs, of no bytes where there is none."""
+        """Return the IDs as a column, empty for a message without one; None if there is no ID."""
         columns = self._columns
         if columns.ids is None:
             return None
         return columns.ids, self._view[columns.ids_at : columns.headers_at]
 
     def header_column(self) -> Column | None:
-        """All headers, of no bytes where there are none."""
+        """Return the headers as a column, empty for a message without any; None if there are no headers."""
         columns = self._columns
         if columns.headers is None:
             return None

@@ -1,14 +1,15 @@
-"""How other terminals find a job: one file per job, in a directory that only its user can read.
+"""Registry of running jobs, by which other terminals find a job: one file per job, in a directory private to its user.
 
 Rules:
 
-1. A file says where the job's HTTP API is, and holds its token: the directory has mode 0700, the file 0600, from the
-   moment they are there. Files appear whole, and at once.
-2. A name belongs to one running job. Who comes second is told who was first. A job that has ended, and is not closed,
-   is still found by its name until another one takes it.
-3. A job that is closed removes its file. One that could not (kill -9, power) leaves a stale file, which is recognised:
-   its process is gone, or another one has got its number, or nobody listens at its address. Whoever sees it removes it.
-4. Of a job on another machine, or in another container (a shared home), nothing can be known here: its file is left
+1. A file holds the address of the job's HTTP API, and its token: the directory has mode 0700 and the file 0600 from
+   their creation on. Files appear complete, and at once.
+2. A name belongs to one running job. A second job of the same name is refused with an error that names the first. A job
+   that has ended, and is not closed, is still found by its name until another job takes the name.
+3. A job that is closed removes its file. A job that could not (kill -9, power failure) leaves a stale file, which is
+   recognized: its process is gone, or another process has its number, or nothing listens at its address. The process
+   that notices a stale file removes it.
+4. The state of a job on another machine, or in another container (a shared home), is unknown here: its file is left
    alone.
 """
 
@@ -30,15 +31,15 @@ from urllib.parse import urlsplit
 from railgun.errors import ExitCode, RailgunError
 from railgun.storage.processes import Process
 
-PATIENCE: Final = 2.0
+CONNECT_TIMEOUT_S: Final = 2.0
 
 
 class RegistryError(RailgunError):
-    """The directory of jobs cannot be used."""
+    """The directory of jobs cannot be used, or a name is invalid."""
 
 
 class JobRunsError(RailgunError):
-    """There is a running job of this name."""
+    """A job of this name is already running."""
 
     exit_code = ExitCode.NO_JOB
     kind = "name-taken"
@@ -46,25 +47,25 @@ class JobRunsError(RailgunError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a job is, and who may talk to it."""
+    """The address of a job, the token of its API, and the process it runs in."""
 
     name: str
     url: str
     token: str = field(repr=False)
     pid: int
     birth: str
-    """When the process began, in the words of its system: tells it from a later one of that number."""
+    """When the process began, as its system writes it: distinguishes it from a later process of that number."""
     machine: str
     started: float
     machine_id: str = ""
     boot_id: str = ""
     namespace: str = ""
     over: bool = False
-    """Whether the job has ended: it still tells of itself, and its name is free."""
+    """Whether the job has ended: its API still answers, and its name is free."""
 
     @staticmethod
     def of_this_process(name: str, url: str, token: str) -> Entry:
-        """The entry of a job in this process."""
+        """Return the entry of a job that runs in this process."""
         me = Process.this()
         return Entry(
             *(name, url, token, me.pid, me.birth, me.host, time.time()),
@@ -73,47 +74,47 @@ class Entry:
 
     @property
     def process(self) -> Process:
-        """The process of the job."""
+        """The process in which the job runs."""
         return Process(
             self.machine, self.pid, self.birth, self.machine_id, self.boot_id, self.namespace
         )
 
     def is_of(self, other: Entry) -> bool:
-        """Whether both are of the same job."""
+        """Return whether both entries are of the same job."""
         return replace(self, over=other.over) == other
 
 
 def default_directory() -> Path:
-    """Where jobs are found if nothing else is said: `RAILGUN_JOBS`, or else ~/.railgun/jobs."""
-    told = os.environ.get("RAILGUN_JOBS")
-    return Path(told) if told else Path.home() / ".railgun" / "jobs"
+    """Return the default directory of jobs: `RAILGUN_JOBS` if it is set, else ~/.railgun/jobs."""
+    configured = os.environ.get("RAILGUN_JOBS")
+    return Path(configured) if configured else Path.home() / ".railgun" / "jobs"
 
 
 class Registry:
-    """The jobs of a user on this machine."""
+    """The running jobs of a user on this machine."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = default_directory() if directory is None else Path(directory)
 
     def add(self, entry: Entry) -> None:
-        """Make a job known; raises `JobRunsError` if one of this name runs."""
+        """Register a job; raise `JobRunsError` if a job of this name is running."""
         path = self._path(entry.name)
         with self._locked():
-            known = self._read(path)
-            if known is not None and not known.over and self._is_alive(known):
+            existing = self._read(path)
+            if existing is not None and not existing.over and self._is_alive(existing):
                 raise JobRunsError(
-                    f"a job {entry.name!r} runs already: process {known.pid} on {known.machine}, "
-                    f"since {time.strftime('%F %T', time.localtime(known.started))}. "
+                    f"a job {entry.name!r} runs already: process {existing.pid} on {existing.machine}, "
+                    f"since {time.strftime('%F %T', time.localtime(existing.started))}. "
                     f"Stop it (railgun stop {entry.name}), or give this one another name."
                 )
             self._write(path, entry)
 
     def end(self, entry: Entry) -> None:
-        """Let another job take the name of one that has ended, and still tells of itself."""
+        """Free the name of a job that has ended, while its API still answers."""
         self._change(entry, lambda path: self._write(path, replace(entry, over=True)))
 
     def remove(self, entry: Entry) -> None:
-        """Remove a job that is closed; leaves alone what another job of its name has written since."""
+        """Remove a job that is closed; leave alone the file that another job of its name has written since."""
         self._change(entry, lambda path: path.unlink(missing_ok=True))
 
     def _change(self, entry: Entry, change: Callable[[Path], None]) -> None:
@@ -122,12 +123,12 @@ class Registry:
         if not self.directory.is_dir():
             return
         with self._locked():
-            known = self._read(path)
-            if known is not None and known.is_of(entry):
+            existing = self._read(path)
+            if existing is not None and existing.is_of(entry):
                 change(path)
 
     def find(self, name: str) -> Entry | None:
-        """The running job of this name."""
+        """Return the running job of this name, or None."""
         path = self._path(name)
         entry = self._read(path)
         if entry is None or self._is_alive(entry):
@@ -136,13 +137,13 @@ class Registry:
         return None
 
     def jobs(self) -> list[Entry]:
-        """All running jobs, by name."""
+        """Return all running jobs, sorted by name."""
         try:
             paths = sorted(self.directory.glob("*.json"))
         except OSError:
             return []
-        found = [self.find(path.stem) for path in paths]
-        return [entry for entry in found if entry is not None]
+        entries = [self.find(path.stem) for path in paths]
+        return [entry for entry in entries if entry is not None]
 
     # ------------------------------------------------------------ files
 
@@ -164,11 +165,11 @@ class Registry:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone in the directory, which is made if there is none."""
+        """Lock the directory during the block; create it if it does not exist. Raises `RegistryError`."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.directory.stat().st_uid != os.getuid():
-                raise RegistryError(f"{self.directory} belongs to somebody else")
+                raise RegistryError(f"{self.directory} belongs to another user")
             self.directory.chmod(0o700)
             lock = os.open(self.directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -185,8 +186,8 @@ class Registry:
     @staticmethod
     def _read(path: Path) -> Entry | None:
         try:
-            told: dict[str, Any] = json.loads(path.read_text("utf-8"))
-            entry = Entry(**told)
+            fields: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            entry = Entry(**fields)
         except (OSError, ValueError, TypeError):
             return None
         plain = isinstance(entry.pid, int) and isinstance(entry.url, str)
@@ -209,9 +210,9 @@ class Registry:
             return True
         at = urlsplit(entry.url)
         try:
-            with socket.create_connection((at.hostname or "", at.port or 0), PATIENCE):
+            with socket.create_connection((at.hostname or "", at.port or 0), CONNECT_TIMEOUT_S):
                 return True
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # busy, perhaps: its process is there
+            return True  # perhaps busy: its process exists

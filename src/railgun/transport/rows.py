@@ -1,7 +1,7 @@
-"""RowBatch: records as Python objects, in columns of keys, values and times.
+"""RowBatch: a batch of records as Python objects, in columns of keys, values and times.
 
-One implementation of `core.batch.Batch`; one of Arrow tables will stand beside it. Whoever is not an operator knows
-only the interface: length, key hashes, `take`, `encode` and `decode`.
+It implements `engine.protocol.batch.Batch`; an implementation of Arrow tables is to follow. Only operators access the
+columns; all other code uses the interface: length, key hashes, `take`, `encode` and `decode`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from railgun.transport.columns import (
 Times = NDArray[np.int64]
 Origin = tuple[NDArray[np.intp], ...]
 
-_HEAD: Final = struct.Struct("<IHBI")  # rows, port, which columns follow, length of the keys
+_HEAD: Final = struct.Struct("<IHBI")  # rows, port, flags of optional columns, bytes of the keys
 _TIMES_DIFFER: Final = 1
 _SOME_LATE: Final = 2
 _ONE_TIME: Final = struct.Struct("<q")
-_FEW: Final = 10  # keys that are shown of a batch that cannot be read
-_SHOWN: Final = 100  # characters of each
+_MAX_KEYS_SHOWN: Final = 10  # in the error about a batch that cannot be decoded
+_MAX_KEY_LENGTH: Final = 100  # characters of each key shown there
 _NO_HASHES: Final = np.empty(0, dtype=np.uint64)
 
 
 class RowBatch:
-    """Records in columns. `times` is one number where all rows share it; `port` is the side they came in by.
+    """Records in columns. `times` is one number if all rows share it; `port` is the input by which they came.
 
-    `origin`, where somebody wants to know: which row each record comes from. The first column is of what went into the
-    stage (known in batch runs; else -1); for each place where ways part two follow (see `numbered`).
+    `origin`, where it is recorded: the row from which each record comes. The first column refers to the rows that went
+    into the stage (known in batch runs; else -1); two columns follow for each place where the flow branches (see
+    `numbered`).
 
     `late`: for each row that was late, the frontier of its part of the source when it was read; `MIN` for the other
-    rows; None if no row was late. What is made of a late record is late, too.
+    rows; None if no row was late. A record made from a late record is late, too.
 
     >>> batch = RowBatch.keyed(["a", "b", "a"], [1, 2, 3], times=7)
     >>> batch.take(np.array([0, 2])).values
@@ -76,7 +77,7 @@ class RowBatch:
     def keyed(
         keys: list[Any], values: list[Any], times: Times | int = 0, port: int = 0
     ) -> RowBatch:
-        """A batch that a distributor can route."""
+        """Return a batch with keys and their hashes, which a distributor can route."""
         return RowBatch(values, times, keys, hash_keys(keys), port)
 
     def __len__(self) -> int:
@@ -86,7 +87,7 @@ class RowBatch:
         return f"RowBatch({len(self)} rows{'' if self.keys is None else ', keyed'})"
 
     def take(self, rows: NDArray[np.intp]) -> RowBatch:
-        """These rows, in this order."""
+        """Return a batch of these rows, in this order."""
         index = rows.tolist()
         return RowBatch(
             pick(self.values, index),
@@ -99,13 +100,13 @@ class RowBatch:
         )
 
     def with_values(self, values: list[Any]) -> RowBatch:
-        """Other values for the same keys and times, row by row."""
+        """Return a batch of other values with the same keys and times, row by row."""
         return RowBatch(
             values, self.times, self.keys, self.hashes, self.port, self.origin, self.late
         )
 
     def numbered(self, way: int = 0) -> RowBatch:
-        """Return the batch with two more columns of `origin`: the number of each row, and the way it goes."""
+        """Return the batch with two more columns of `origin`: the number of each row, and its branch (`way`)."""
         batch = self.with_values(self.values)
         rows = len(self)
         before = (np.full(rows, -1),) if self.origin is None else self.origin
@@ -113,14 +114,14 @@ class RowBatch:
         return batch
 
     def each_time(self) -> Iterable[int]:
-        """The time of each row."""
+        """Return the time of each row."""
         if isinstance(self.times, int):
             return (self.times,) * len(self.values)
         each: list[int] = self.times.tolist()
         return each
 
     def encode(self) -> bytes:
-        """As bytes. Only keyed batches travel."""
+        """Return the batch as bytes; only batches with keys are sent. Raises `EncodingError`."""
         keys = encode_column(self.keys or [])
         columns, late = 0, b""
         if isinstance(self.times, int):
@@ -137,7 +138,7 @@ class RowBatch:
 
     @staticmethod
     def decode(data: bytes | memoryview) -> RowBatch:
-        """A batch again."""
+        """Decode a batch; raise `DecodingError` if it is malformed or a value cannot be unpickled."""
         try:
             rows, port, columns, length = _HEAD.unpack_from(data)
             at = _HEAD.size
@@ -161,21 +162,21 @@ class RowBatch:
         try:
             values = decode_column(view[at + length :], rows)
         except CannotUnpickleError as error:
-            raise CannotUnpickleError(f"{error}, in {_tell_records(keys)}") from error.__cause__
+            raise CannotUnpickleError(f"{error}, in {_name_records(keys)}") from error.__cause__
         return RowBatch(values, times, keys, hashes, port, late=late)
 
 
-def _tell_records(keys: list[Any]) -> str:
-    """Say which records have these keys: pickle does not tell which of them it was at."""
+def _name_records(keys: list[Any]) -> str:
+    """Describe the records with these keys: pickle does not say at which of them it failed."""
     if len(keys) == 1:
-        return f"the record of key {represent(keys[0])[:_SHOWN]}"
-    first = ", ".join(represent(key)[:_SHOWN] for key in keys[:_FEW])
-    more = ", …" if len(keys) > _FEW else ""
+        return f"the record of key {represent(keys[0])[:_MAX_KEY_LENGTH]}"
+    first = ", ".join(represent(key)[:_MAX_KEY_LENGTH] for key in keys[:_MAX_KEYS_SHOWN])
+    more = ", …" if len(keys) > _MAX_KEYS_SHOWN else ""
     return f"one of {len(keys)} records, of the keys {first}{more}"
 
 
 def joined_times(several: Sequence[tuple[Times | int, int]]) -> Times | int:
-    """The times of batches one after the other, each with the number of its rows; one number, if all share it."""
+    """Join the times of consecutive batches, given with the number of rows of each; one number if all share it."""
     first = several[0][0]
     if all(isinstance(times, int) and times == first for times, _ in several):
         return first
@@ -185,14 +186,14 @@ def joined_times(several: Sequence[tuple[Times | int, int]]) -> Times | int:
 
 
 def joined_late(several: Sequence[tuple[Times | None, int]]) -> Times | None:
-    """Join the columns `late` of batches one after the other, each with the number of its rows."""
+    """Join the columns `late` of consecutive batches, given with the number of rows of each."""
     if all(late is None for late, _ in several):
         return None
     return np.concatenate([np.full(rows, MIN) if late is None else late for late, rows in several])
 
 
 def joined(batches: Sequence[RowBatch]) -> RowBatch:
-    """Return several batches as one, in this order; `keys` and `origin` only if all of them have some."""
+    """Join several batches into one, in this order; with `keys` and `origin` only if all of them have these."""
     values = [value for batch in batches for value in batch.values]
     times = joined_times([(batch.times, len(batch)) for batch in batches])
     late = joined_late([(batch.late, len(batch)) for batch in batches])
@@ -205,7 +206,7 @@ def joined(batches: Sequence[RowBatch]) -> RowBatch:
 
 
 def joined_origin(several: Sequence[Origin | None]) -> Origin | None:
-    """Join the origins of batches one after the other; -1 stands for a column that one has and another has not."""
+    """Join the origins of consecutive batches; -1 fills the columns that some of them lack."""
     origins = [origin for origin in several if origin is not None]
     if len(origins) < len(several):
         return None
@@ -218,7 +219,7 @@ def joined_origin(several: Sequence[Origin | None]) -> Origin | None:
 
 
 def pick(values: Sequence[Any], rows: list[int]) -> list[Any]:
-    """The values of some rows."""
+    """Return the values of the rows with these indexes."""
     if len(rows) > 1:
         return list(itemgetter(*rows)(values))
     return [values[row] for row in rows]

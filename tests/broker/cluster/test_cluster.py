@@ -287,7 +287,7 @@ def test_a_copy_that_is_shorter_than_it_was_does_not_count_until_it_is_fetched(
             with caplog.at_level(logging.ERROR):
                 await cluster.start(hurt)
                 await cluster.in_step("orders")
-            assert "stream 'orders': 10 of " in caplog.text
+            assert "stream 'orders': it ends at offset 10, though " in caplog.text
             assert not cluster.copy(hurt, "orders").lost
             assert await payloads(await cluster.client(hurt), "orders", 20) == numbered(20)
 
@@ -434,8 +434,8 @@ def test_who_is_not_let_in_says_what_it_was_told(tmp_path: Path) -> None:
             await other.start("n1", discovery=where, bootstrap_expect=0, secret=bytes(32))
             joining = other.member("n1").joining
             try:
-                await until(lambda: "the secret is not the one" in joining.told)
-                assert joining.told.startswith("no cluster has let this node in yet (127.0.0.1:")
+                await until(lambda: "the secret is not the one" in joining.status)
+                assert joining.status.startswith("no cluster has let this node in yet (127.0.0.1:")
             finally:
                 await other.stop("n1")
 

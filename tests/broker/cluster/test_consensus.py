@@ -13,7 +13,7 @@ from tests.broker.running import run
 from verification.log_disk import LogDisk
 
 from railgun.broker.cluster.consensus import (
-    LARGEST,
+    MAX_PROPOSAL_BYTES,
     Consensus,
     LostProposalError,
     NoLeaderError,
@@ -206,7 +206,7 @@ def test_one_alone_and_again() -> None:
     async def main() -> None:
         cluster = Nodes("a")
         node = cluster.start("a", Members(("a",)))
-        assert not node.known
+        assert not node.had_log
         await cluster.leader()
         assert await node.propose(b"x") == 1
         await node.barrier()
@@ -218,7 +218,7 @@ def test_one_alone_and_again() -> None:
         node = cluster.start(
             "a", Members(("b",))
         )  # which it does not take: it knows who takes part
-        assert node.known
+        assert node.had_log
         assert node.members == Members(("a",))
         await cluster.leader()
         assert await node.propose(b"y") == 2
@@ -262,7 +262,7 @@ def test_a_leader_that_lost_power_comes_back() -> None:
                 acknowledged.append(b"%d" % round)
                 await cluster.propose(acknowledged[-1])
                 cluster.start(leader.id)
-                assert cluster.up[leader.id].known
+                assert cluster.up[leader.id].had_log
             said = await cluster.agree()
             assert [line for line in said if not line.startswith(b"lost")] == acknowledged
             assert len(set(said)) == len(said)
@@ -615,7 +615,7 @@ def test_what_peers_say_wrongly_is_left_out(caplog: pytest.LogCaptureFixture) ->
             await cluster.propose(b"y")
             assert await cluster.agree() == [b"x", b"y"]
             with pytest.raises(TooLargeError):
-                await leader.propose(bytes(LARGEST + 1))
+                await leader.propose(bytes(MAX_PROPOSAL_BYTES + 1))
             assert await leader.propose(b"") is None
             assert await cluster.agree() == [b"x", b"y"]
 
@@ -652,7 +652,7 @@ def test_on_a_real_disk(tmp_path: Any) -> None:
             await cluster.up.pop(name).close()
         for name in "abc":
             node = cluster.start(name, disk=NodeDisk(tmp_path / name))
-            assert node.known
+            assert node.had_log
         await cluster.propose(b"last")
         assert await cluster.agree() == [*(b"%d" % n for n in range(20)), b"last"]
         for node in cluster.up.values():

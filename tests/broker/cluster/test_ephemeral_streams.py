@@ -475,7 +475,7 @@ def test_es_who_listened_before_the_cluster_was_is_known_too(tmp_path: Path) -> 
         sub = await client.subscribe("news")
         links = Links(Identity("a", "test"), SECRET, Member("a", tmp_path))
         events = Events(running.server.node, links, "a")
-        assert len(events._mine) == 1
+        assert len(events._local) == 1
         assert await client.publish("news", b"x") == 1
         assert (await sub.next(DEADLINE)).payload == b"x"
         events.close()
@@ -626,7 +626,7 @@ def test_rs_nobody_or_nobody_with_credit_is_told_at_once_and_a_timeout_by_the_no
             await refused("CONSUMERS_BUSY", a.request("news", b"what?"))
             await refused("RS_GONE", (await sub.next(DEADLINE)).respond(b"late"))
             for member in nodes.members.values():
-                assert not member.events.responding._kept
+                assert not member.events.responding._awaited
                 await until(lambda member=member: not len(member.events.responding.names))  # type: ignore[misc]
 
     run(main())
@@ -644,7 +644,7 @@ def test_rs_ends_with_who_asked_wherever_it_is_kept(tmp_path: Path) -> None:
             questions = await take(sub, 3)
             assert len(nodes["c"].events.responding.names) == 1
             raw.connection.close()
-            await until(lambda: not nodes["a"].events.responding._kept)
+            await until(lambda: not nodes["a"].events.responding._awaited)
             for question in questions:
                 await refused("RS_GONE", question.respond(b"this"))
             await until(lambda: not len(nodes["c"].events.responding.names))
@@ -768,7 +768,7 @@ def test_rs_a_keeper_that_comes_hears_of_the_names_that_are_awaited(tmp_path: Pa
 def test_rs_a_keeper_that_does_not_answer_refuses_the_request_and_nothing_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responding_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(responding_module, "ANSWER_TIMEOUT_S", 0.1)
 
     async def main() -> None:
         async with cluster(tmp_path, "abc") as nodes:
@@ -842,7 +842,7 @@ def test_nonsense_of_another_node_harms_nobody(tmp_path: Path) -> None:
             sub = await b.subscribe("news")
             await nodes.know(1)
             to_b = nodes["a"].events._neighbours["b"]
-            number = next(iter(nodes["b"].events._mine))
+            number = next(iter(nodes["b"].events._local))
             for command, blob in (
                 (n.Scatter(parts=[n.Part(listener=number, first=5, end=2)]), b""),
                 (n.Scatter(parts=[n.Part(listener=number, end=9)]), build([b"x"])),

@@ -57,7 +57,7 @@ def test_many_streams_that_lag_behind_do_not_fill_the_memory(
 ) -> None:
     most, piece = 512 << 10, 128 << 10
     monkeypatch.setattr(Flight.__init__, "__defaults__", (most,))
-    monkeypatch.setattr(feeding, "PIECE", piece)
+    monkeypatch.setattr(feeding, "READ_BYTES", piece)
     names = [f"s{n}" for n in range(12)]
     seen: list[int] = []
 

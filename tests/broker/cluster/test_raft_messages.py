@@ -31,8 +31,8 @@ from railgun.transport.commands import KINDS, FrameError, FrameReader, encode
 from railgun.transport.proto import raft_pb2 as r
 from railgun.transport.proto import streams_pb2 as p
 
-numbers = st.integers(0, raft.MOST - 1)
-terms = st.integers(1, raft.MOST - 1)
+numbers = st.integers(0, raft.MAX_NUMBER - 1)
+terms = st.integers(1, raft.MAX_NUMBER - 1)
 large = st.integers(0, 2**64 - 1)
 ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
 names = st.lists(ids, max_size=4).map(tuple)
@@ -105,12 +105,12 @@ ABOUT = r.Snapshot(index=5, term=1)
         (r.Append(term=2, prev_index=3, entries=[r.Entry(index=5, term=2)]), "entry 5 .* where 4"),
         (r.Append(term=2, prev_index=3, entries=[r.Entry(index=4, term=3)]), "of term 3"),
         (r.Append(term=2, prev_term=2, entries=[r.Entry(index=1, term=1)]), "of term 1"),
-        (r.Append(), "has a term"),
-        (r.Campaign(), "has a term"),
-        (r.AskVote(term=1 << 63), "no term"),
+        (r.Append(), "needs a term"),
+        (r.Campaign(), "needs a term"),
+        (r.AskVote(term=1 << 63), "too large for a term"),
         (r.Install(term=1, snapshot=ABOUT, offset=3, data=b"abc", size=5), "3 bytes at 3"),
         (r.Install(term=1, snapshot=r.Snapshot(index=5, data=b"x")), "with the whole"),
-        (p.Ping(), "Ping is nothing that Raft says"),
+        (p.Ping(), "Ping is not a message of Raft"),
     ],
 )
 def test_what_no_node_says_is_refused(told: Any, why: str) -> None:

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from tests.broker.clustered import clustered, until
 from tests.broker.running import run
 
-from railgun.broker.cluster import replica_messages as words
+from railgun.broker.cluster import replica_messages as wire
 from railgun.broker.cluster.flight import Flight
 from railgun.broker.cluster.identity import LostIdentityError
 from railgun.broker.cluster.links import Lane
@@ -67,7 +67,7 @@ class Alone:
     def changed(self) -> None:
         pass
 
-    def called(self, node: str) -> str:
+    def name_of(self, node: str) -> str:
         return node
 
     def give_way(self) -> bool:
@@ -148,7 +148,7 @@ def batch(base: int, count: int, epoch: int, text: bytes = b"x") -> Bytes:
 
 
 def pushed(copy: Replicated, push: m.Push, *batches: Bytes, sender: str = "a") -> None:
-    copy.received(sender, words.push(copy.id, push), bytearray(b"".join(batches)))
+    copy.received(sender, wire.encode_push(copy.id, push), bytearray(b"".join(batches)))
 
 
 async def filled(copy: Replicated, around: Alone, end: int, epoch: int, sender: str = "a") -> None:
@@ -253,14 +253,14 @@ def changed(copy: Replicated, session: int, number: int, end: int) -> None:
     """The group g has settled up to `end`."""
     blob = pack_change("g", pack([Settled(end - 1, end)]))
     push = m.PushGroups(session, session >> 32, number, whole=False)
-    copy.received("a", words.push_groups(copy.id, push), bytearray(blob))
+    copy.received("a", wire.encode_push_groups(copy.id, push), bytearray(blob))
 
 
 async def grouped(copy: Replicated, session: int) -> None:
     """It has the states of groups, as a replica."""
     whole = m.PushGroups(session, session >> 32, 0, whole=True)
     blob = pack_state("g", fold.dump(Saved()))
-    copy.received("a", words.push_groups(copy.id, whole), bytearray(blob))
+    copy.received("a", wire.encode_push_groups(copy.id, whole), bytearray(blob))
     await until(lambda: on_disk(copy).groups == (session >> 32, 0))
 
 
@@ -376,7 +376,7 @@ def test_a_session_is_opened_when_all_copies_can_hear_it(tmp_path: Path) -> None
 
     async def main() -> None:
         async with region(tmp_path) as (made, links):
-            made._sets, made._others = [("a", "b")], {"a"}
+            made._sets, made._replicas = [("a", "b")], {"a"}
             answered = 0
 
             def answer() -> None:  # each fence once, as a replica does
@@ -384,7 +384,7 @@ def test_a_session_is_opened_when_all_copies_can_hear_it(tmp_path: Path) -> None
                 fences = [one for one in links.said if isinstance(one, n.Fence)]
                 for asked in fences[answered:]:
                     told = n.Fenced(region="global", epoch=1, session=asked.session)
-                    told.standings.append(words.standing(7, Standing(0, 0, 0)))
+                    told.standings.append(wire.encode_standing(7, Standing(0, 0, 0)))
                     made.fenced("a", told)
                 answered = len(fences)
 
@@ -490,7 +490,7 @@ def test_who_does_not_know_all_that_was_agreed_on_grants_and_removes_nobody(tmp_
 def test_a_copy_that_could_not_begin_asks_for_another_epoch_when_it_can(tmp_path: Path) -> None:
     async def main() -> None:
         async with region(tmp_path) as (made, _):
-            made._sets, made._others = [("b",)], set()
+            made._sets, made._replicas = [("b",)], set()
             copy = made.streams[7]
             copy._label, copy._doubtful = LOST, True  # and that is not on disk
             full = Full(copy.stream.group_log, 1)

@@ -137,12 +137,12 @@ def test_a_torn_tail_is_cut_off_and_told() -> None:
             wal, recovered = Wal.open(disk, "raft")
             model = found(recovered)
             assert model in allowed
-            assert not filling or "were torn at the end" in recovered.told[0]
+            assert not filling or "were torn at the end" in recovered.warnings[0]
             at = len(model.entries) + 1
             wal.write(Hard(3), None, entries(at, at, 3))
             wal.sync()
             _, recovered = Wal.open(disk, "raft")
-            assert recovered.told == []
+            assert recovered.warnings == []
             assert found(recovered) == model.steps(Hard(3), None, entries(at, at, 3))[-1]
 
 
@@ -266,7 +266,7 @@ def test_a_compaction_that_cannot_be_synced_changes_nothing() -> None:
     wal.write(None, None, entries(1, 3))
     wal.sync()
     disk.fail_syncs = 1
-    with pytest.raises(StorageError, match="cannot be made shorter"):
+    with pytest.raises(StorageError, match="cannot be compacted"):
         wal.compact(replace(FIRST, index=2, term=1))
     wal.write(None, None, entries(4, 4))
     wal.sync()

@@ -40,48 +40,48 @@ def test_a_list_is_found_as_it_stands() -> None:
 
 
 BAD = {
-    "": "there are static://, dns://",
-    "127.0.0.1:7173": "begins with a scheme",
-    "://a:1": "begins with a scheme",
-    "zookeeper://a:1": "there is no zookeeper://; there are static://, dns://, dns+srv://, consul://, etcd://",
+    "": "the schemes are static://, dns://",
+    "127.0.0.1:7173": "has to begin with a scheme",
+    "://a:1": "has to begin with a scheme",
+    "zookeeper://a:1": "there is no scheme zookeeper://; the schemes are static://, dns://, dns+srv://, consul://, etcd://",
     "static://": "a host is missing",
     "static://a:1,,b:1": "a host is missing",
     "static://a": "a has no port",
     "static://a:0": "ports are 1 to 65535",
     "static://a:65536": "ports are 1 to 65535",
     "static://a:" + "9" * 5000: "ports are 1 to 65535",
-    "static://a:x": "is no host",
-    "static://::1:7173": "is no host",
-    "static://a b:1": "is no host",
+    "static://a:x": "is not a host",
+    "static://::1:7173": "is not a host",
+    "static://a b:1": "is not a host",
     "static://a:1/path": "has no path",
     "static://a:1?ttl=3": "it has none",
-    "static://ann:hidden@a:1": "are options",
-    "dns://nodes.example": "has no port",
+    "static://ann:hidden@a:1": "given as options",
+    "dns://nodes.example": "the port is missing",
     "dns://a.example:1,b.example:1": "one name",
     "dns://10.0.0.1:7173": "use static://",
-    "dns://a..b:7173": "cannot be a host",
-    f"dns://{'a' * 64}.b:7173": "cannot be a host",
-    "static://a..b:7173": "cannot be a host",
-    "static://[::1::2]:7173": "cannot be a host",
-    f"dns://{'a.' * 126}a.b:7173": "cannot be a host",
-    "dns://nodes.example:7173?server=ns.example": "server is an address",
-    "dns://nodes.example:7173?sever=127.0.0.1": "there are server, timeout",
+    "dns://a..b:7173": "is not a valid host",
+    f"dns://{'a' * 64}.b:7173": "is not a valid host",
+    "static://a..b:7173": "is not a valid host",
+    "static://[::1::2]:7173": "is not a valid host",
+    f"dns://{'a.' * 126}a.b:7173": "is not a valid host",
+    "dns://nodes.example:7173?server=ns.example": "server has to be an address",
+    "dns://nodes.example:7173?sever=127.0.0.1": "its options are server, timeout",
     "dns+srv://_railgun._tcp.example:7173": "ports of their own",
     "dns+srv://": "one name",
     "consul://127.0.0.1:8500": "name of a service",
     "consul://127.0.0.1:8500/a/b": "name of a service",
     "consul://a:8500,b:8500/railgun": "one agent",
     "consul://a:8500/railgun?tls=yes": "true or false",
-    "consul://a:8500/railgun?ca=/nothing": "goes with tls=true",
+    "consul://a:8500/railgun?ca=/nothing": "needs tls=true",
     "consul://a:8500/railgun?tls=true&ca=/nothing": "cannot be used",
     "consul://a:8500/railgun?token": "name=value",
     "consul://a:8500/railgun?token=hidden&token=hidden": "twice",
-    "etcd://a:2379": "beginning of keys",
-    "etcd://a:2379/": "beginning of keys",
+    "etcd://a:2379": "prefix of the keys",
+    "etcd://a:2379/": "prefix of the keys",
     "etcd://a:2379/nodes?user=ann": "belong together",
-    "etcd://a:2379/nodes?user=ann&password=hidden&ttl=0": "ttl is a number of seconds",
-    "etcd://a:2379/nodes?timeout=soon": "timeout is a number of seconds",
-    "etcd://a:2379/nodes?timeout=nan": "timeout is a number of seconds",
+    "etcd://a:2379/nodes?user=ann&password=hidden&ttl=0": "ttl has to be a number of seconds",
+    "etcd://a:2379/nodes?timeout=soon": "timeout has to be a number of seconds",
+    "etcd://a:2379/nodes?timeout=nan": "timeout has to be a number of seconds",
 }
 
 
@@ -150,7 +150,7 @@ def test_a_package_adds_a_way() -> None:
             assert type(discovery).__name__ == "Sharks"
 
     run(main())
-    with pytest.raises(BadDiscoveryError, match=r"there are static://.*, sharks://"):
+    with pytest.raises(BadDiscoveryError, match=r"the schemes are static://.*, sharks://"):
         discovery_of("zookeeper://a:1")
 
 

@@ -30,16 +30,16 @@ from tests.broker.running import run
 from verification.ports import free_port
 
 from railgun.broker.discovery import Address, Discovery, DiscoveryError, discovery_of
-from railgun.broker.discovery.asking import LONGEST
-from railgun.broker.discovery.keeping import Kept
+from railgun.broker.discovery.asking import MAX_ANSWER_BYTES
+from railgun.broker.discovery.keeping import KeptDiscovery
 
 
 def die(discovery: Discovery) -> None:
     """As if its process had ended: nothing is kept alive, nothing withdrawn."""
-    assert isinstance(discovery, Kept)
+    assert isinstance(discovery, KeptDiscovery)
     assert discovery._keeping is not None
     discovery._keeping.cancel()
-    discovery._keeping = discovery._told = None
+    discovery._keeping = discovery._announced = None
 
 
 # ---------------------------------------------------------------- who answers by HTTP, or does not
@@ -52,8 +52,8 @@ remote = pytest.mark.parametrize("text", REMOTE, ids=["etcd", "consul"])
 def test_a_server_that_is_down_is_an_error(text: str) -> None:
     async def main() -> None:
         made = discovery_of(text.format(free_port()))
-        assert "nobody answers" in await failed(made.find())
-        assert "nobody answers" in await failed(made.announce(ONE, "a"))
+        assert "no server answers" in await failed(made.find())
+        assert "no server answers" in await failed(made.announce(ONE, "a"))
         await made.close()  # what cannot be withdrawn is no error
         assert "closed" in await failed(made.announce(ONE, "a"))
 
@@ -93,7 +93,7 @@ GARBAGE = {
         '{"Service": {"Address": "a", "Port": 1e99}}]'
     ),
     "a deep answer": http("[" * 200_000),
-    "a long answer": http(" " * LONGEST + '{"header": {}}'),
+    "a long answer": http(" " * MAX_ANSWER_BYTES + '{"header": {}}'),
     "an error": http("out of order", "500 Oops"),
     "not here": http("<h1>not here</h1>", "404 Not Found"),
     "elsewhere": http("", "302 Found", "Location: http://127.0.0.1:9/"),
@@ -233,11 +233,11 @@ def test_etcd_comes_back_with_and_without_what_it_had(
             for empty in (False, True):
                 server.stop()
                 await failed(one.find())
-                await until(lambda: _told(caplog, "cannot be told"))
+                await until(lambda: _told(caplog, "cannot be announced"))
                 caplog.clear()
                 server.start(empty=empty)
                 await until_found(one, ONE)
-                await until(lambda: _told(caplog, "know again"))
+                await until(lambda: _told(caplog, "is announced again"))
 
     with caplog.at_level(logging.INFO, "railgun"), etcd(tmp_path) as server:
         run(main(server), 60)
@@ -448,7 +448,7 @@ def test_consul_wants_a_token() -> None:
             assert await right.find() == [ONE]
             assert "ACL not found" in await failed(wrong.find())
             for blind in (weak, without):
-                assert "nobody may be seen" in await failed(blind.find())  # and not: nobody
+                assert "may be seen" in await failed(blind.find())  # and not: nobody
             for refused in (wrong, weak, without):
                 told = await failed(refused.announce(TWO, "b"))
                 assert "service:write" in told

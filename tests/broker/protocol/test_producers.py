@@ -210,12 +210,105 @@ def test_a_commit_that_came_to_nothing_can_be_asked_for_again() -> None:
     assert commit(later, {sequence: 3}) == Intent(intent.number, (sequence,), 100)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_commit_of_another_number_of_messages_is_lost_output(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "this commit names 0 of them"),
+        (2, "this commit names 2 of them"),
+        (4, "and 4 were: what is missing"),
+    ],
+)
+def test_a_commit_of_another_number_of_messages_is_lost_output(count: int, text: str) -> None:
     producers = begun()
     sequence = staged(producers, count=3)
-    with pytest.raises(LostOutputError, match=f"3 messages are staged .* and {count} were"):
+    with pytest.raises(LostOutputError, match=f"3 messages are staged .* {text}"):
         commit(producers, {sequence: count})
+
+
+def test_a_commit_of_nothing_is_done() -> None:
+    producers = begun()
+    empty, full = producers.open("flow", 1, now=0)[0], staged(producers)
+    assert commit(producers, {empty: 0}) is None
+    committed(producers, {empty: 0, full: 3})
+    assert producers.base_of("flow", [full]) == 0
+    with pytest.raises(LostOutputError):
+        commit(producers, {producers.open("flow", 1, now=0)[0]: 1})
+
+
+def test_a_producer_that_begins_anew_is_given_other_sequences() -> None:
+    producers = begun()
+    old, gone = staged(producers), staged(producers, offset=3)
+    committed(producers, {old: 3})
+    for later in (producers, again(producers)):
+        later.forget("flow")
+        later = Producers.load({}, json.loads(json.dumps(later.stream_note())))
+        later.begin("flow", 1, now=0)
+        new = staged(later)
+        committed(later, {new: 3})
+        assert new > gone
+        for sequence in (old, gone):
+            with pytest.raises(LostOutputError, match="was forgotten after sequence"):
+                commit(later, {sequence: 3})
+            with pytest.raises(NoProducerError, match="was forgotten after sequence"):
+                later.drop("flow", 1, [sequence], now=0)
+        assert commit(again(later), {new: 3}) is None
+
+
+def test_sequences_of_other_producers_are_below_those_of_the_next_one() -> None:
+    producers = begun()
+    for _ in range(3 * rules.RESERVED):
+        sequence, _ = producers.open("flow", 1, now=0)
+    producers.begin("other", 1, now=0)
+    assert producers.open("other", 1, now=0)[0] > sequence
+
+
+def test_notes_of_an_older_version_do_not_say_which_sequences_the_stream_has_given() -> None:
+    producers = begun()
+    sequences = [staged(producers, offset=3 * n) for n in range(2)]
+    committed(producers, {sequences[0]: 3})
+    note = producers.by_name["flow"].note()
+    for name in ("first", "finished"):
+        del note[name]
+    later = Producers.load({"flow": note}, {"last": 7})
+    later.found(1, sequences[1], 3, 30, 0)
+    assert commit(later, {sequences[0]: 3}) is None
+    assert commit(later, {sequences[1]: 3}) is not None
+    made = later.begin("client", 0, now=0)
+    assert (made.number, made.first) == (8, 7 * rules.UNNOTED_SEQUENCES)
+
+
+def test_what_is_dropped_by_its_sequence_never_comes_back() -> None:
+    producers = begun()
+    done, gone, kept = (staged(producers, offset=3 * n) for n in range(3))
+    committed(producers, {done: 3})
+    producers.drop("flow", 1, [gone, done], now=0)
+    for later in (producers, again(producers)):
+        later.found(1, gone, 3, 30, 3)
+        assert gone not in later.by_name["flow"].staged
+        with pytest.raises(SequenceOverError, match="was dropped before"):
+            later.staged(1, 1, gone, 0, 3, 30, 9)
+        with pytest.raises(LostOutputError, match="was dropped"):
+            commit(later, {gone: 3})
+        assert commit(later, {done: 3}) is None
+    with pytest.raises(NoProducerError, match="was not given"):
+        producers.drop("flow", 1, [kept + rules.RESERVED * 2], now=0)
+    committed(producers, {kept: 3})
+    assert producers.by_name["flow"].finished == [(1, 4)]
+
+
+def test_a_copy_takes_the_place_of_what_was_staged_before() -> None:
+    producers = begun()
+    sequence, other = staged(producers, offset=0), staged(producers, offset=3)
+    producers.moved(1, sequence, 6)
+    assert producers.first_staged() == (3, "flow")
+    producers.moved(1, other, 9)
+    assert producers.staged_from(end=12) == 6
+    later = again(producers)
+    for at, anew in ((0, False), (6, True), (8, False)):
+        later.found(1, sequence, 2 if at == 6 else 1, 10, at, anew=anew)
+    assert later.by_name["flow"].staged[sequence].count == 3
+    assert later.staged_from(end=12) == 6
+    later.moved(1, 99, 12)
 
 
 def test_what_is_needed_of_the_staging_log() -> None:

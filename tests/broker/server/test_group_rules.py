@@ -415,7 +415,7 @@ def test_without_an_event_loop_a_lost_subscription_gives_nothing_it_had_prefetch
             assert sub.next(DEADLINE).offset == 0
             client.admin("delete", name="orders", dead_letters=False)
             deadline = time.monotonic() + DEADLINE
-            while not sub.under.over and time.monotonic() < deadline:
+            while not sub.inner.over and time.monotonic() < deadline:
                 time.sleep(0.01)
             for ask in (sub.next, sub.batch):
                 with pytest.raises(SubscriptionLostError, match="was deleted"):

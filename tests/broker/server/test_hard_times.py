@@ -34,7 +34,7 @@ from tests.broker.running import (
 import railgun.broker.log.disk as disk_module
 import railgun.broker.server.server as server_module
 import railgun.client.client as client_module
-from railgun.broker.server.session import MOST_UNSTORED, Consumer, Session
+from railgun.broker.server.session import MAX_UNSTORED_BYTES, Consumer, Session
 from railgun.client.client import Client, connect
 from railgun.client.errors import DeadlineError, NoAnswerError, StreamsError
 from railgun.client.message import Message
@@ -341,10 +341,10 @@ def test_a_publisher_faster_than_the_disk_is_not_read_and_holds_up_nobody(
                 for n in range(50):
                     assert await asker.request("ask", b"%d" % n) == b"%d" % n
                 assert session.paused
-                assert MOST_UNSTORED < session._unstored <= MOST_UNSTORED + LARGEST
+                assert MAX_UNSTORED_BYTES < session._unstored <= MAX_UNSTORED_BYTES + LARGEST
                 assert session._reader.begun <= LARGEST
                 assert not answers()
-                assert raw.connection.unsent > (count - 10) * size - MOST_UNSTORED - (16 << 20)
+                assert raw.connection.unsent > (count - 10) * size - MAX_UNSTORED_BYTES - (16 << 20)
                 gate.slow = 0.005
             await until(lambda: len(answers()) == count)
             assert [(a.request, a.base, a.stored) for a in answers()] == [
@@ -1278,7 +1278,7 @@ class Mortal:
 def test_what_was_acknowledged_is_there_once_however_often_the_node_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "AGAIN", (0.05, 0.1))
+    monkeypatch.setattr(client_module, "RECONNECT_PAUSES_S", (0.05, 0.1))
 
     async def main() -> None:
         async with Mortal(tmp_path) as running:

@@ -193,7 +193,7 @@ class Worker:
 def test_nothing_is_lost_or_doubled_by_a_thousand_power_cuts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(client_module, "AGAIN", (0.001, 0.005))
+    monkeypatch.setattr(client_module, "RECONNECT_PAUSES_S", (0.001, 0.005))
     small = functools.partial(log_module.LogConfig, segment_bytes=4_000, index_bytes=500)
     monkeypatch.setattr(log_module, "LogConfig", small)
     chance = random.Random(seed)

@@ -277,7 +277,7 @@ def test_a_producer_of_a_stream_that_was_deleted_writes_nothing_into_the_next_on
             new = await client.producer(STREAM, "flow", 1)
             again = await staged(new, b"new 1", b"new 2")
             assert (new.number, again.sequence) == (old.number, stage.sequence)
-            for call in (old.commit([stage]), old.open(), old.drop([stage]), stage.put([b"old 3"])):
+            for call in (old.commit([stage]), old.open(), stage.put([b"old 3"]), old.drop([stage])):
                 assert await refusal(call) == "STREAM_REPLACED"
             assert await new.commit([again]) == 2
             assert await everything(client) == [b"new 1", b"new 2"]

@@ -24,7 +24,7 @@ from tests.broker.running import (
 
 from railgun.broker.errors import StoppingError
 from railgun.broker.server import upstream as upstream_module
-from railgun.broker.server.session import MOST_UNSTORED, Session
+from railgun.broker.server.session import MAX_UNSTORED_BYTES, Session
 from railgun.broker.streams.listener import SOFT_UNSENT_BYTES
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
@@ -381,14 +381,14 @@ def test_a_master_that_takes_nothing_stops_the_publisher(tmp_path: Path) -> None
             raw.connection.send(publish(1))
             await until(lambda: len(raw.frames) == 1)
             there, between = session_at(nodes, "b"), session_at(nodes, "a")
-            there.rest()  # as if its disk had stopped
+            there.pause_reading()  # as if its disk had stopped
             for number in range(2, 60):
                 raw.connection.send(publish(number))
             await until(lambda: between.paused)
             upstream = next(iter(between._relay._upstreams.values()))  # type: ignore[union-attr]
-            assert upstream.unsent < 3 * upstream_module.ROOM
+            assert upstream.unsent < 3 * upstream_module.MAX_UNSENT_BYTES
             raw.connection.send(b"".join(encode(p.Ping(number=5))))
-            there.go_on()
+            there.resume_reading()
 
             def stored_requests() -> list[int]:
                 return [f.command.request for f in raw.frames if isinstance(f.command, p.Published)]
@@ -523,7 +523,7 @@ def test_publishes_that_would_go_elsewhere_than_those_before_them_end_the_connec
 
             publish(1)
             await until(lambda: len(raw.frames) == 1)
-            session_at(nodes, "b").rest()  # it answers nothing more
+            session_at(nodes, "b").pause_reading()  # it answers nothing more
             publish(2)
             await until(lambda: session_at(nodes, "a")._relay._busy != {})  # type: ignore[union-attr]
             nodes.masters["orders"] = "c"  # and nobody is told
@@ -735,7 +735,7 @@ def test_what_waits_for_a_master_is_bounded(tmp_path: Path) -> None:
                 raw.connection.send(b"".join(encode(told, [build([bytes(1_000_000)])])))
             await until(lambda: nodes.sessions("a") == 1 and session_at(nodes, "a").paused)
             waiting = session_at(nodes, "a")._unstored
-            assert MOST_UNSTORED <= waiting < MOST_UNSTORED + (2 << 20)
+            assert MAX_UNSTORED_BYTES <= waiting < MAX_UNSTORED_BYTES + (2 << 20)
             nodes.masters["orders"] = "b"
             nodes.moved("orders")
 
@@ -781,7 +781,7 @@ def test_a_node_that_does_not_let_others_in_is_told_of(
             there.secret = b"another one that nobody knows of"
             client = await nodes.client("a", timeout=0.5)
             await in_vain(client.publish("orders", b"x"))
-            assert "refuses us" in caplog.text
+            assert "refuses this node" in caplog.text
 
     run(main())
 

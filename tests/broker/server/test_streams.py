@@ -1264,7 +1264,7 @@ def test_another_version_is_refused_at_once(
     async def main() -> None:
         async with node(tmp_path) as running:
             began = time.monotonic()
-            with pytest.raises(NoNodeError, match="speaks version 1, and you 99"):
+            with pytest.raises(NoNodeError, match="speaks version 1, and the client speaks 99"):
                 await running.client()
             assert time.monotonic() - began < 2
 

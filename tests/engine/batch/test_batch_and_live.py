@@ -85,7 +85,7 @@ def _mutate(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant == "no order":
         monkeypatch.setattr(order, "ranks", lambda paths: np.arange(len(paths[0])))
         monkeypatch.setattr(order, "as_bytes", lambda path: b"")
-        monkeypatch.setattr(order, "from_bytes", lambda data: (order.MOST,))
+        monkeypatch.setattr(order, "from_bytes", lambda data: (order.MAX_ORDER_VALUE,))
     elif mutant == "ports forgotten":
         decode = pieces.decode
 

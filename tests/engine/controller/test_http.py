@@ -201,8 +201,8 @@ def test_who_listens_and_does_not_read_holds_up_nobody(
 ) -> None:
     from railgun.engine.controller import http as served
 
-    monkeypatch.setattr(served, "SLOW", 0.5)
-    monkeypatch.setattr(served, "STATUS_EVERY", 0.0005)
+    monkeypatch.setattr(served, "WRITE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(served, "STATUS_EVERY_S", 0.0005)
     listeners = job._api._listeners  # type: ignore[union-attr]
     with api.open("/events"):
         eventually(lambda: listeners, "it listens")
@@ -216,7 +216,7 @@ def test_the_number_of_listeners_is_bounded(
 ) -> None:
     from railgun.engine.controller import http as served
 
-    monkeypatch.setattr(served, "LISTENERS", 1)
+    monkeypatch.setattr(served, "MAX_LISTENERS", 1)
     with api.open("/events") as stream:
         next(told(stream))
         assert api.ask("GET", "/events")[1]["error"]["kind"] == "busy"

@@ -52,10 +52,10 @@ def controller() -> Iterator[Controller]:
     made._loop.close()
 
 
-def last(controller: Controller) -> module.Seen:
+def last(controller: Controller) -> module.WorkerProcess:
     launcher: Any = controller._launcher
     spec = launcher.launched[-1]
-    return controller._seen[spec.worker, spec.incarnation]
+    return controller._processes[spec.worker, spec.incarnation]
 
 
 def test_who_starts_a_flow_hears_which_port_is_taken(controller: Controller) -> None:
@@ -73,7 +73,7 @@ def test_when_a_flow_starts_again_a_port_that_is_taken_is_no_end(controller: Con
     assert controller.lifecycle.state == "starting"
     assert controller.launcher.cancelled == [second.spec]  # type: ignore[attr-defined]
     for hour in range(1, 10):
-        controller._seen.pop((0, second.spec.incarnation), None)
+        controller._processes.pop((0, second.spec.incarnation), None)
         controller._obey(controller.lifecycle.tick(module._now() + hour * 60 * 10**6))
         if controller.lifecycle.over:
             break
@@ -92,7 +92,7 @@ def test_what_cannot_pass_is_the_end_at_once(controller: Controller) -> None:
 def test_snapshots_that_are_wanted_do_not_follow_each_other_at_once(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "APART", 0.0)
+    monkeypatch.setattr(module, "SNAPSHOT_GAP_S", 0.0)
     taken: list[int] = []
 
     def snapshot(now: int) -> list[Any]:
@@ -112,7 +112,7 @@ def test_snapshots_that_are_wanted_do_not_follow_each_other_at_once(
     controller._loop.run_until_complete(ask(3))
     assert 1 < len(taken) <= 3
     taken.clear()
-    monkeypatch.setattr(module, "APART", 3600.0)
+    monkeypatch.setattr(module, "SNAPSHOT_GAP_S", 3600.0)
     controller._loop.run_until_complete(ask(10))
     assert not taken
     assert controller._hastening is not None  # it will be, later
@@ -123,11 +123,11 @@ def test_workers_that_wait_for_slots_of_the_cluster_are_an_event_told_once(
 ) -> None:
     monkeypatch.setattr(module, "SLOTS_WITHIN_S", 0.0)
     launcher: Any = controller._launcher
-    controller._look_for_slots()
+    controller._check_slots()
     assert not any(event.kind == "waiting-for-slots" for event in controller._events)
     launcher.waiting = True
-    controller._look_for_slots()
-    controller._look_for_slots()
+    controller._check_slots()
+    controller._check_slots()
     told = [event.text for event in controller._events if event.kind == "waiting-for-slots"]
     assert len(told) == 1
     assert "worker 0 waits for a slot" in told[0]

@@ -322,7 +322,7 @@ def test_a_worker_on_another_machine_tells_where_the_one_before_it_was_lost(
     assert "worker 0" in warned[0]
     assert "step 'poison', function exits, in a batch of 20 records" in warned[0]
     assert "for the record 7" in warned[1]
-    assert "the time before" in str(told.value)
+    assert "the previous time" in str(told.value)
     assert "step 'poison', function exits, for the record 7" in str(told.value)
 
 

@@ -183,7 +183,9 @@ def test_a_worker_dies_on_its_way_out_of_a_rescale(
     def sending(self: Controller, worker: int, order: o.WorkerOrder) -> None:
         if isinstance(order, o.Stop) and order.handing_over and not struck:
             struck.append(worker)
-            os.kill(self._seen[worker, self.lifecycle.members[worker].incarnation].who["pid"], 9)
+            os.kill(
+                self._processes[worker, self.lifecycle.members[worker].incarnation].who["pid"], 9
+            )
         send(self, worker, order)
 
     monkeypatch.setattr(Controller, "_send", sending)
@@ -345,7 +347,7 @@ def test_a_flow_is_stopped_with_a_last_snapshot_and_goes_on_at_other_sizes_to_it
     assert last is not None
     assert last.finished
     with (
-        pytest.raises(FinishedError, match=rf"its end, in snapshot {last.snapshot}"),
+        pytest.raises(FinishedError, match=rf"has finished, in snapshot {last.snapshot}"),
         started(tallies.tallies(out, count), snapshots=saved(tmp_path)),
     ):
         pass

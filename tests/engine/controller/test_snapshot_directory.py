@@ -17,9 +17,9 @@ from railgun.engine.controller.snapshot_directory import (
     NoSnapshotsError,
     SavedState,
     Sealed,
+    attempts_as_dicts,
     find_store,
     jobs_in,
-    told_attempts,
 )
 from railgun.engine.controller.storekeeper import ChoiceError, FinishedError, Storekeeper
 from railgun.engine.snapshots.errors import DamagedError, DoesNotFitError
@@ -181,7 +181,7 @@ def test_a_flow_that_has_come_to_its_end_says_so_and_can_begin_afresh(tmp_path: 
             assert flows.check_whole(job) == 1000
         with pytest.raises(FinishedError, match=r"nothing left to do.*fresh=True"):
             begun(tmp_path, flow)
-    numbers = [one["snapshot"] for one in told_attempts(SnapshotStore(str(tmp_path), "short"))]
+    numbers = [one["snapshot"] for one in attempts_as_dicts(SnapshotStore(str(tmp_path), "short"))]
     assert numbers == [2, 1]
 
 
@@ -193,7 +193,9 @@ def test_who_begins_afresh_keeps_the_latest_of_before(copy: Path) -> None:
             for _ in range(2):
                 job.snapshot(timeout=flows.DEADLINE)
     kept = [
-        one["snapshot"] for one in told_attempts(SnapshotStore(str(copy), "words")) if one["kept"]
+        one["snapshot"]
+        for one in attempts_as_dicts(SnapshotStore(str(copy), "words"))
+        if one["kept"]
     ]
     assert kept == [7, 3]
     assert begun(copy, begin=3) == 3

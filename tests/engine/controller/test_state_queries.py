@@ -84,7 +84,7 @@ def test_a_key_is_found_wherever_it_is_while_keys_move(job: Job) -> None:
         began = time.monotonic()
         with pytest.raises(NoKeyError):
             job.state("order", "nobody")
-        assert time.monotonic() - began < inquiries.PATIENCE
+        assert time.monotonic() - began < inquiries.ANSWER_TIMEOUT_S
     over.set()
     looking.join()
     assert wrong == []
@@ -142,7 +142,7 @@ def test_what_a_client_gets_wrong_harms_nobody(
 def test_the_number_of_questions_at_once_is_bounded(
     api: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiries, "AT_ONCE", 0)
+    monkeypatch.setattr(inquiries, "MAX_QUERIES", 0)
     status, answer = api.ask("GET", "/state?step=order&key=7")
     assert (status, answer["error"]["kind"]) == (503, "busy")
 
@@ -177,7 +177,7 @@ def test_a_snapshot_by_http_and_its_figures(job: Job, api: Http) -> None:
 def test_a_worker_that_does_not_answer_holds_up_its_question_only(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiries, "PATIENCE", 0.3)
+    monkeypatch.setattr(inquiries, "ANSWER_TIMEOUT_S", 0.3)
     key = 7
     owner = job._controller.lifecycle.placement.owner(key_hash(key))
     pid = next(w["pid"] for w in job.status()["workers"] if w["worker"] == owner)
@@ -223,7 +223,7 @@ def test_states_that_resist_are_told_and_the_worker_goes_on() -> None:
         assert job.state("keep", 2) == {1, 2}
         assert job.state("keep", 5) is None
         for key in (3, 4):
-            with pytest.raises(NoAnswerError, match=r"worker 0 cannot tell: .*no"):
+            with pytest.raises(NoAnswerError, match=r"worker 0 cannot answer: .*no"):
                 job.state("keep", key)
         with pytest.raises(NoKeyError):
             job.state("keep", 6)

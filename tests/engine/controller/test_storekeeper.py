@@ -16,7 +16,12 @@ from tests.engine.controller.tallies import tallies
 
 from railgun import Collect, Flow, FlowError, Generate, Items, Reader, Source
 from railgun.engine.controller import storekeeper
-from railgun.engine.controller.storekeeper import GENERATIONS, ChoiceError, Snapshots, Storekeeper
+from railgun.engine.controller.storekeeper import (
+    RESERVED_GENERATIONS,
+    ChoiceError,
+    Snapshots,
+    Storekeeper,
+)
 from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.snapshots.errors import DoesNotFitError
 from railgun.flows.errors import SourceError
@@ -36,7 +41,7 @@ def test_a_job_that_starts_again_very_often_uses_no_generation_that_the_next_may
 
     first = keeper()
     last = first.generation + 1
-    for _ in range(2 * GENERATIONS):
+    for _ in range(2 * RESERVED_GENERATIONS):
         last += 2  # as a restart does
         first.new_generation(last)
     first.close()
@@ -49,7 +54,7 @@ def test_a_manifest_that_may_be_there_keeps_the_snapshot_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it is taken back for good nobody is told that the snapshot failed: a flow could go back too early."""
-    monkeypatch.setattr(storekeeper, "UNDECIDED_S", 0.0)
+    monkeypatch.setattr(storekeeper, "TAKE_BACK_PAUSE_S", 0.0)
     disk = SimulatedDisk()
     plan = tallies(tmp_path / "out").plan()
     keeper = Storekeeper(plan, Snapshots(str(tmp_path / "s")), "tallies", disk=disk)

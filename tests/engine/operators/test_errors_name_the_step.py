@@ -33,7 +33,7 @@ from railgun import (
 )
 from railgun.engine.operators import calls
 from railgun.engine.worker.breadcrumb import Breadcrumb, left_behind
-from railgun.engine.worker.liveness import tell_where
+from railgun.engine.worker.liveness import describe_position
 from railgun.engine.worker.spec import WorkerSpec
 from railgun.errors import RailgunError
 from railgun.flows.errors import StepError
@@ -433,7 +433,7 @@ def look_from_elsewhere(seen: list[str]) -> None:
 
     def look() -> None:
         frame = sys._current_frames().get(stuck)
-        seen.append(tell_where(frame, calls.running(stuck)))
+        seen.append(describe_position(frame, calls.running(stuck)))
 
     looking = threading.Thread(target=look)
     looking.start()

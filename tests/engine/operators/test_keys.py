@@ -76,7 +76,7 @@ def test_keys_of_another_type_than_in_the_snapshot_are_told_also_if_they_are_non
 
     second = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
     for runtime in second.runtimes.values():
-        runtime.outside = replace(runtime.outside, warn=warn)
+        runtime.environment = replace(runtime.environment, warn=warn)
     second.feed("in", [now, now])
     assert len(told) == 1
     assert f"step 'count': the snapshot has keys of type {had} ({before!r})" in told[0]
@@ -98,7 +98,7 @@ def mixed(key: Any) -> list[str]:
 
     second = FlowTester(counting(), workers=2, feed=["in"], snapshots=disk)
     for runtime in second.runtimes.values():
-        runtime.outside = replace(runtime.outside, warn=warn)
+        runtime.environment = replace(runtime.environment, warn=warn)
     for start in range(0, 100, 10):
         second.feed("in", [key(number) for number in range(start, start + 10)])
     return sorted(told.values())
@@ -128,6 +128,8 @@ def test_a_type_of_which_few_keys_are_saved_is_known() -> None:
     told: list[str] = []
     second = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
     for runtime in second.runtimes.values():
-        runtime.outside = replace(runtime.outside, warn=lambda text, about: told.append(text))
+        runtime.environment = replace(
+            runtime.environment, warn=lambda text, about: told.append(text)
+        )
     second.feed("in", [1, None])
     assert told == []

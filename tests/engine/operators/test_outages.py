@@ -13,28 +13,28 @@ from typing import Any, cast
 import pytest
 
 from railgun.client.errors import StreamsError
-from railgun.client.outages import SETTLED_S, WAITS, Waits
-from railgun.client.retrying import Patient
+from railgun.client.outages import OUTAGES, SETTLED_S, Outages
+from railgun.client.retrying_client import RetryingClient
 
 
 def test_a_sink_that_goes_on_in_one_thread_still_waits_in_another() -> None:
     now = [0.0]
-    waits = Waits(lambda: now[0])
-    waits.begin("sink", "no master", blocks=True)
+    outages = Outages(lambda: now[0])
+    outages.begin("sink", "no master", blocks=True)
     here = threading.get_ident()
     with ThreadPoolExecutor(1) as other:
         there = other.submit(threading.get_ident).result()
-        other.submit(waits.begin, "sink", "no quorum", blocks=True).result()
-        assert waits.blocks(here)
-        assert waits.blocks(there)
+        other.submit(outages.begin, "sink", "no quorum", blocks=True).result()
+        assert outages.blocks(here)
+        assert outages.blocks(there)
         now[0] = SETTLED_S
-        assert waits.told() == "sink: no master; sink: no quorum"
-        other.submit(waits.end, "sink").result()
-        assert waits.blocks(here)
-        assert not waits.blocks(there)
-        assert waits.told() == "sink: no master"
-    waits.end("sink")
-    assert waits.told() == ""
+        assert outages.describe() == "sink: no master; sink: no quorum"
+        other.submit(outages.end, "sink").result()
+        assert outages.blocks(here)
+        assert not outages.blocks(there)
+        assert outages.describe() == "sink: no master"
+    outages.end("sink")
+    assert outages.describe() == ""
 
 
 @pytest.fixture
@@ -60,14 +60,14 @@ def test_a_call_that_is_refused_again_and_again_is_one_wait(
         return call
 
     client = SimpleNamespace(loop=loop, client=SimpleNamespace(admin=admin, closing=False))
-    node = Patient(cast(Any, client), "sink 'out'")
+    node = RetryingClient(cast(Any, client), "sink 'out'")
     with ThreadPoolExecutor(1) as other:
         answer = other.submit(node.admin, "list")
         end = time.monotonic() + 30.0
-        while not WAITS.told():
+        while not OUTAGES.describe():
             assert time.monotonic() < end
             time.sleep(0.01)
-        assert WAITS.told() == "sink 'out': there is none (NO_MASTER)"
+        assert OUTAGES.describe() == "sink 'out': there is none (NO_MASTER)"
         healed.set()
         assert answer.result(30.0) == "list"
-        assert WAITS.told() == ""
+        assert OUTAGES.describe() == ""

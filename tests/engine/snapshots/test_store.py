@@ -317,7 +317,7 @@ def test_a_full_disk_fails_the_snapshot_and_nothing_else() -> None:
     store.failed(3, "no room")
     assert [attempt.state for attempt in store.attempts()] == ["failed", "failed", "committed"]
     assert store.latest() == one
-    assert disk.leftovers() == 0
+    assert disk.temporary_files() == 0
     store.clean()  # makes room
     disk.full = False
     four = take(store, 4, *one.parts)

@@ -382,7 +382,7 @@ def test_only_what_is_mine_is_unpickled(count: int, monkeypatch: pytest.MonkeyPa
 def test_groups_of_rows_that_are_not_mine_are_passed_over(
     monkeypatch: pytest.MonkeyPatch, checked: bool
 ) -> None:
-    monkeypatch.setattr("railgun.engine.snapshots.table._GROUP", 10)
+    monkeypatch.setattr("railgun.engine.snapshots.table._GROUP_ROWS", 10)
     hashes = np.arange(35, dtype=np.uint64)
     writer = TableWriter("step", 1)
     writer.add(hashes, list(range(35)), [[n] for n in range(35)], deleted=[False] * 35)

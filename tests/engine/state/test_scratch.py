@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from railgun.engine.state.errors import StateError
-from railgun.engine.state.scratch import LOCK, PREFIX, YOUNG, Scratch, sweep
+from railgun.engine.state.scratch import LOCK, MIN_AGE_S, PREFIX, Scratch, sweep
 
 PROGRAM = """
 import sys, time
@@ -60,7 +60,7 @@ def test_what_is_being_made_and_what_is_not_ours_stays(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}file").write_text("x")
     (tmp_path / f"{PREFIX}link").symlink_to(other)
     (other / LOCK).write_text("")
-    long_ago = time.time() - YOUNG - 10
+    long_ago = time.time() - MIN_AGE_S - 10
     os.utime(old, (long_ago, long_ago))
     assert sweep(tmp_path) == [old]
     assert len(list(tmp_path.iterdir())) == 4

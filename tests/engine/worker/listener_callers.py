@@ -16,7 +16,7 @@ from railgun.engine.operators.reading import Clock
 from railgun.engine.operators.receiving import Receiving
 from railgun.engine.protocol.frontier import MIN
 from railgun.engine.worker import control_messages as control
-from railgun.engine.worker.ingest_listener import Door
+from railgun.engine.worker.ingest_listener import IngestListener
 from railgun.sources.connectors import Connectors
 from railgun.transport import ingest_batch as outside
 from railgun.transport.commands import FrameReader, encode
@@ -53,7 +53,7 @@ class Behind:
         self.seen = Seen()
         self.receiving.outs.append(self.seen)
         self.told: list[Any] = []
-        self.door = Door(self.source, "in", self._tell, lambda: None, share)
+        self.door = IngestListener(self.source, "in", self._tell, lambda: None, share)
         self.address = ("", 0)
 
     async def open(self) -> None:
@@ -64,7 +64,7 @@ class Behind:
         self.told.append(report)
         if isinstance(report, control.Asked):
             granted = control.Granted(1, "in", report.stream, report.session, -1, MIN)
-            asyncio.get_running_loop().call_soon(self.door.hear, granted)
+            asyncio.get_running_loop().call_soon(self.door.obey, granted)
 
     def read(self) -> list[Any]:
         """Let the source be read; all that came so far."""

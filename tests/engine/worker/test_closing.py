@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from railgun.engine.worker.runtime import IDLE, Runtime
+from railgun.engine.worker.runtime import IDLE_S, Runtime
 
 
 class Closing:
@@ -32,4 +32,4 @@ def test_a_worker_that_rests_reads_no_source() -> None:
     """Not even one that is pushed to: what came waits there, and who sent it gets no credits."""
     runtime: Any = Runtime.__new__(Runtime)
     runtime.paused, runtime.stopped = True, False
-    assert runtime._read(0) == IDLE[0]  # it has no sources that it could look at
+    assert runtime._read(0) == IDLE_S[0]  # it has no sources that it could look at

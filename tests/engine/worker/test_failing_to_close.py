@@ -14,7 +14,7 @@ from tests.engine.controller.closing import Out, flow_to, misbehave
 from tests.engine.controller.tallies import saved
 
 from railgun import Collect, Flow, FlowFailedError, Items, Reader, Settings, Source, StepError
-from railgun.engine.worker.liveness import EVERY
+from railgun.engine.worker.liveness import LOOK_EVERY_S
 from railgun.testing import FlowTester
 
 BY_VALUE = [flows, closing, sys.modules[__name__]]
@@ -113,7 +113,7 @@ def test_a_slow_call_that_has_returned_fails_no_flow() -> None:
 
     def slow(number: int) -> int:
         if number == 5:
-            time.sleep(4 * EVERY)  # long enough to be told of
+            time.sleep(4 * LOOK_EVERY_S)  # long enough to be told of
         return number
 
     flow = Flow("slow")

@@ -87,7 +87,7 @@ def test_credits_are_paid_back_as_messages_are_applied_and_cannot_be_overdrawn()
             assert len(there.read()) == 4
             back = await one.until(c.Ack)
             size = len(outside.pack([0], [large.encode()]))
-            assert back.credits == 4 * (size + outside.COST)
+            assert back.credits == 4 * (size + outside.FRAME_COST)
             for number in range(4, 10):
                 one.messages(number, text=large)
             refused = await one.until(c.Refused)
@@ -131,7 +131,7 @@ def test_a_connector_that_comes_again_ends_its_old_session() -> None:
 
 
 def test_who_says_nothing_is_asked_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT", (0.1, 0.3))
+    monkeypatch.setattr(module, "SILENCE_S", (0.1, 0.3))
 
     async def main() -> None:
         async with behind() as there:
@@ -153,7 +153,7 @@ def test_who_says_nothing_is_asked_and_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "UNREAD", 64 << 10)
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 64 << 10)
 
     async def main() -> None:
         async with behind() as there:

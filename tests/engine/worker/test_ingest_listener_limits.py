@@ -85,7 +85,7 @@ def test_who_sends_gets_no_more_credits_while_the_flow_rests() -> None:
                     await one.send("a", number, bytes(100_000))
 
             sending = asyncio.create_task(send())
-            window = module.WINDOW[1]
+            window = module.WINDOW_BYTES[1]
             await until(lambda: there.door._waiting >= window, "a window full")
             await settle()
             assert there.door._waiting <= window + outside.LARGEST
@@ -111,22 +111,22 @@ def test_who_sends_gets_no_more_credits_while_the_flow_rests() -> None:
 def test_all_that_waits_stays_within_bounds_and_all_of_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "ALL", 400 * KB)
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 400 * KB)
 
     async def main() -> None:
         async with behind() as there:
             callers = [await Caller().opened(there.address, str(n)) for n in range(20)]
             for caller in callers:
                 caller.connection.send(batch(1, size=100 * KB))
-            await until(lambda: there.door._resting, "too much of it waits")
+            await until(lambda: there.door._paused, "too much of it waits")
             most = there.door._waiting + there.door._begun
             while len(there.seen.values) < 20:
                 for _ in range(5):
                     await asyncio.sleep(0.001)
                     most = max(most, there.door._waiting + there.door._begun)
                 there.read()
-            assert most <= 400 * KB + connections.BUFFER
-            await until(lambda: not there.door._resting, "there is room again")
+            assert most <= 400 * KB + connections.READ_BUFFER_BYTES
+            await until(lambda: not there.door._paused, "there is room again")
             callers[0].connection.send(batch(2))
             await until(lambda: there.read()[20:], "it goes on as before")
 
@@ -136,7 +136,7 @@ def test_all_that_waits_stays_within_bounds_and_all_of_it_comes(
 def test_frames_that_are_not_whole_count_and_are_completed_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "ALL", 300 * KB)
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 300 * KB)
 
     async def main() -> None:
         async with behind() as there:
@@ -144,11 +144,11 @@ def test_frames_that_are_not_whole_count_and_are_completed_one_after_the_other(
             callers = [await Caller().opened(there.address, str(n)) for n in range(8)]
             for caller in callers:
                 caller.connection.send(whole[: 60 * KB])
-            await until(lambda: there.door._resting, "too much of what is not whole")
+            await until(lambda: there.door._paused, "too much of what is not whole")
             for caller in callers:
                 caller.connection.send(whole[60 * KB :])
             await until(lambda: len(there.read()) == 8, "all of them")
-            await until(lambda: not there.door._resting, "there is room again")
+            await until(lambda: not there.door._paused, "there is room again")
             assert there.door._begun == 0
 
     run(main)
@@ -157,9 +157,9 @@ def test_frames_that_are_not_whole_count_and_are_completed_one_after_the_other(
 def test_who_does_not_complete_a_frame_that_all_wait_for_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "ALL", 300 * KB)
-    monkeypatch.setattr(module, "SILENT", (0.04, 30.0))
-    monkeypatch.setattr(module, "LEAVING", 0.05)
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 300 * KB)
+    monkeypatch.setattr(module, "SILENCE_S", (0.04, 30.0))
+    monkeypatch.setattr(module, "LEAVING_S", 0.05)
 
     async def main() -> None:
         async with behind() as there:
@@ -226,8 +226,8 @@ ENDS: dict[str, Callable[[Behind, Caller], Any]] = {
 def test_who_does_not_read_that_it_is_over_keeps_nothing(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SILENT", (0.04, 30.0))
-    monkeypatch.setattr(module, "LEAVING", 0.05)
+    monkeypatch.setattr(module, "SILENCE_S", (0.04, 30.0))
+    monkeypatch.setattr(module, "LEAVING_S", 0.05)
 
     async def main() -> None:
         async with behind() as there:
@@ -246,7 +246,7 @@ def test_who_does_not_read_that_it_is_over_keeps_nothing(
 def test_those_who_leave_count() -> None:
     async def main() -> None:
         async with behind() as there:
-            there.door._most = 2
+            there.door._max_sessions = 2
             slow, here = await _unread(there)
             slow.connection.send(b"\xff" * 64)
             await until(lambda: not there.door.callers)
@@ -265,12 +265,15 @@ def test_those_who_leave_count() -> None:
 def test_when_there_are_too_many_one_of_them_can_still_come_again() -> None:
     async def main() -> None:
         async with behind() as there:
-            there.door._most = 2
+            there.door._max_sessions = 2
             for name in ("me", "you"):
                 assert (await Caller().dial(there.address, instance=name)).error is None
             other = await Caller().dial(there.address, instance="other")
             assert isinstance(other.error, HelloError)
-            assert (other.error.code, str(other.error)) == ("TOO_MANY", "2 connectors are the most")
+            assert (other.error.code, str(other.error)) == (
+                "TOO_MANY",
+                "this worker accepts at most 2 connectors",
+            )
             assert (await Caller().dial(there.address, instance="me")).error is None
             assert there.door.instances.keys() == {"me", "you"}
 
@@ -281,20 +284,20 @@ def test_files_are_left_for_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(1024, 4096)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
-    assert module.files_left() == 4096 - module.RESERVED
+    assert module.files_left() == 4096 - module.RESERVED_FILES
     assert limits[-1] == (4096, 4096)
-    assert module.files_left() == 4096 - module.RESERVED
+    assert module.files_left() == 4096 - module.RESERVED_FILES
     limits.append((10, 10))
     assert module.files_left() == 1
     limits.append((resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert module.files_left() == module.MOST_SESSIONS
+    assert module.files_left() == module.MAX_SESSIONS
     limits.append((4096, 4096))
 
     async def main() -> None:
         async with behind(share=2) as there:
-            both = 2 * there.door._most
-            assert both <= 4096 - module.RESERVED - connections.STRANGERS
-            assert 2 * there.door._all == module.ALL
+            both = 2 * there.door._max_sessions
+            assert both <= 4096 - module.RESERVED_FILES - connections.MAX_UNGREETED
+            assert 2 * there.door._max_waiting_bytes == module.MAX_WAITING_BYTES
 
     run(main)
 
@@ -310,22 +313,22 @@ def test_streams_of_a_session_and_of_all_are_so_many_at_most(
                     caller.send(c.Notify(stream=ord(name), name=name))
                 return await caller.until(c.Refused)
 
-            monkeypatch.setattr(module, "MOST_STREAMS", 2)
+            monkeypatch.setattr(module, "MAX_STREAMS_PER_SESSION", 2)
             one = await Caller().dial(there.address)
             refused = await named(one, *"abc")
             assert (refused.code, refused.text) == (
                 "TOO_MANY",
-                "2 streams are the most of a session",
+                "a session has at most 2 streams",
             )
-            monkeypatch.setattr(module, "MOST_STREAMS", 9)
-            monkeypatch.setattr(module, "MOST_HERE", 3)
+            monkeypatch.setattr(module, "MAX_STREAMS_PER_SESSION", 9)
+            monkeypatch.setattr(module, "MAX_STREAMS", 3)
             await until(lambda: not there.door.callers)
             assert there.door._names == 0
             await Caller().opened(there.address, "x")
             two = await Caller().dial(there.address)
             refused = await named(two, *"def")
             assert (refused.code, refused.text) == (
-                *("TOO_MANY", "3 streams are the most of all sessions"),
+                *("TOO_MANY", "all sessions together have at most 3 streams"),
             )
 
     run(main)
@@ -334,7 +337,7 @@ def test_streams_of_a_session_and_of_all_are_so_many_at_most(
 def test_streams_that_nobody_sends_any_more_make_room_with_a_snapshot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MOST_HERE", 2)
+    monkeypatch.setattr(module, "MAX_STREAMS", 2)
 
     async def main() -> None:
         async with behind() as there:
@@ -380,15 +383,16 @@ def test_strangers_who_say_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> 
     async def main() -> None:
         async with behind() as there:
             strangers = [
-                await asyncio.open_connection(*there.address) for _ in range(connections.STRANGERS)
+                await asyncio.open_connection(*there.address)
+                for _ in range(connections.MAX_UNGREETED)
             ]
             gate = there.door._listener.gate
             assert gate is not None
-            await until(lambda: len(gate._waiting) == connections.STRANGERS)
-            monkeypatch.setattr(connections, "SOON", 60.0)
+            await until(lambda: len(gate._waiting) == connections.MAX_UNGREETED)
+            monkeypatch.setattr(connections, "USUAL_HELLO_S", 60.0)
             turned_away = await Caller().dial(there.address)
             assert turned_away.error is not None  # those who came a moment ago may finish
-            monkeypatch.setattr(connections, "SOON", 0.0)
+            monkeypatch.setattr(connections, "USUAL_HELLO_S", 0.0)
             for _ in range(3):
                 assert (await Caller().dial(there.address)).error is None
             await strangers[0][0].read()  # to the end: it was the oldest
@@ -408,11 +412,11 @@ def test_a_port_that_is_taken_is_tried_again_for_a_while(monkeypatch: pytest.Mon
         port = held.getsockname()[1]
         there = Behind()
         there.source.port = port
-        monkeypatch.setattr(module, "LISTEN", (0.01, 0.03))
+        monkeypatch.setattr(module, "LISTEN_RETRY_S", (0.01, 0.03))
         with pytest.raises(OSError, match="use") as caught:
             await there.door.open("127.0.0.1", 0)
         assert caught.value.errno == errno.EADDRINUSE
-        monkeypatch.setattr(module, "LISTEN", (0.01, 10.0))
+        monkeypatch.setattr(module, "LISTEN_RETRY_S", (0.01, 10.0))
         opening = asyncio.create_task(there.door.open("127.0.0.1", 0))
         await asyncio.sleep(0.02)
         assert not opening.done()

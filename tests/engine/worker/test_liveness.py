@@ -12,18 +12,18 @@ from types import FrameType
 
 import pytest
 
-from railgun.client.outages import WAITS as OUTAGES
+from railgun.client.outages import OUTAGES
 from railgun.engine.operators.calls import Call, calls_of_other_threads
 from railgun.engine.worker.liveness import (
-    MOST_LOADING_S,
-    STUCK_EVERY,
+    MAX_LOADING_S,
+    STUCK_EVERY_LOOKS,
     UNPICKLE_FLOW,
-    Beside,
     Loading,
+    OtherThreads,
 )
 
 MODULE = "railgun_test_waits_at_import"
-WAITS = f"""
+IMPORT_SOURCE = f"""
 import sys
 sys.modules["{__name__}"].IN_IMPORT.set()
 assert sys.modules["{__name__}"].GO_ON.wait(60)
@@ -35,7 +35,7 @@ GO_ON = threading.Event()
 @contextmanager
 def importing(path: Path) -> Iterator[FrameType]:
     """The innermost frame of a thread that imports a module which waits."""
-    (path / f"{MODULE}.py").write_text(WAITS)
+    (path / f"{MODULE}.py").write_text(IMPORT_SOURCE)
     IN_IMPORT.clear()
     GO_ON.clear()
     thread = threading.Thread(target=importlib.import_module, args=[MODULE])
@@ -59,9 +59,9 @@ def test_an_import_is_a_sign_of_life_until_it_has_taken_too_long(
     with importing(tmp_path) as frame:
         assert loading.look(frame, [], 5.0)
         assert loading.what == f"the import of module '{MODULE}'"
-        assert loading.look(frame, [], 4.0 + MOST_LOADING_S)
-        assert not loading.look(frame, [], 6.0 + MOST_LOADING_S)
-    assert not loading.look(sys._getframe(), [], 7.0 + MOST_LOADING_S)
+        assert loading.look(frame, [], 4.0 + MAX_LOADING_S)
+        assert not loading.look(frame, [], 6.0 + MAX_LOADING_S)
+    assert not loading.look(sys._getframe(), [], 7.0 + MAX_LOADING_S)
     assert loading.what == ""
 
 
@@ -70,8 +70,8 @@ def test_to_unpickle_the_flow_is_a_sign_of_life_until_it_has_taken_too_long() ->
     frame, unpickles, other = sys._getframe(), Call("", UNPICKLE_FLOW), Call("step", str)
     assert loading.look(frame, [unpickles], 1.0)
     assert loading.what == "to unpickle the flow"
-    assert not loading.look(frame, [unpickles], 2.0 + MOST_LOADING_S)
-    assert loading.look(frame, [Call("", UNPICKLE_FLOW)], 2.0 + MOST_LOADING_S), "another time"
+    assert not loading.look(frame, [unpickles], 2.0 + MAX_LOADING_S)
+    assert loading.look(frame, [Call("", UNPICKLE_FLOW)], 2.0 + MAX_LOADING_S), "another time"
     assert not loading.look(frame, [other], 3.0)
 
 
@@ -117,12 +117,12 @@ class Parked:
         assert self.there.acquire(timeout=60)
 
 
-def looked(beside: Beside) -> str | None:
+def looked(beside: OtherThreads) -> str | None:
     return beside.look(sys._current_frames(), calls_of_other_threads(threading.get_ident()), 0.0)
 
 
 def test_a_call_in_another_thread_that_does_not_return_is_told_until_it_does() -> None:
-    beside = Beside()
+    beside = OtherThreads()
     assert looked(beside) is None
     with Parked() as parked:
         assert looked(beside) is None, "it has only begun"
@@ -130,7 +130,7 @@ def test_a_call_in_another_thread_that_does_not_return_is_told_until_it_does() -
         assert told is not None
         assert "it is in step 'sink', function Parked.wait" in told
         assert "in wait" in told
-        for _ in range(STUCK_EVERY - 1):
+        for _ in range(STUCK_EVERY_LOOKS - 1):
             assert looked(beside) is None
         assert looked(beside)
         parked.turn()
@@ -143,7 +143,7 @@ def test_a_call_in_another_thread_that_does_not_return_is_told_until_it_does() -
 
 
 def test_another_thread_may_wait_outside_of_user_code_or_for_an_outage_to_pass() -> None:
-    beside = Beside()
+    beside = OtherThreads()
     with Parked(inside=False):
         assert [looked(beside) for _ in range(3)] == [None] * 3
     with Parked(outage=True) as parked:

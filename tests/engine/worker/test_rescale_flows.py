@@ -242,7 +242,7 @@ def test_keys_of_several_operators_leave_together(
     chance = random.Random(seed)
     monkeypatch.setattr(keyed, "BLOCK_KEYS", chance.choice([1, 2, 7]))
     monkeypatch.setattr(stage, "CHUNK_KEYS", chance.choice([10, 30]))
-    monkeypatch.setattr(stage, "FEWEST", chance.choice([1, 5]))
+    monkeypatch.setattr(stage, "MIN_CHUNK_KEYS", chance.choice([1, 5]))
     tester = FlowTester(counted_thrice(), workers=2, feed=["records"], seed=seed)
     wanted: list[dict[Alike, int]] = [{}, {}, {}]
     keys = chance.choice([6, 40, 200])

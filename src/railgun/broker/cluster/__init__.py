@@ -1,1 +1,1 @@
-"""A node as a member of a cluster: see docs/design/cluster.md."""
+"""A node's part in a cluster: consensus, replication, and membership. See docs/design/cluster.md."""

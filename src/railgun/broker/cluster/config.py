@@ -1,4 +1,4 @@
-"""What a node's file says of its cluster, and of the node as a member of it."""
+"""Settings of a node's membership in a cluster, read from the node's settings file."""
 
 from __future__ import annotations
 
@@ -17,46 +17,47 @@ ROLES: Final = ("master", "replica")
 
 
 class BadClusterError(RailgunError):
-    """The section `[cluster]` is not what it has to be."""
+    """The section `[cluster]` of the settings file is invalid."""
 
     code: ClassVar[str] = "BAD_CLUSTER"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """A node as a member of a cluster."""
+    """Settings of a node as a member of a cluster."""
 
     secret: bytes = field(repr=False)
-    """Of the cluster: nodes know it, and clients do not."""
+    """The cluster's secret, which nodes know and clients do not."""
     name: str = ""
-    """Of the node, for people; its host and port if there is none."""
+    """The node's name, for people; empty: its host and port."""
     host: str = "127.0.0.1"
     port: int = CLUSTER_PORT
     advertise: Address | None = None
-    """Where other nodes reach it; where it listens, if nothing is said."""
+    """The address at which other nodes reach this node; None: the address where it listens."""
     advertise_client: Address | None = None
-    """Where clients reach it, likewise."""
+    """The address at which clients reach this node; None: the address where it listens."""
     regions: dict[str, str] = field(default_factory=lambda: {"global": "master"})
     discovery: str = ""
     bootstrap_expect: int = 0
-    """So many nodes form a cluster, if there is none; 0: join one."""
+    """Number of nodes that form a new cluster when there is none; 0: only join one."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What the cluster is to be like, when it is formed."""
+    """Settings of the cluster, used if this node forms it."""
 
     @property
     def client_secret(self) -> bytes:
-        """What clients know: whoever has it cannot pass for a node."""
+        """The secret of clients, derived from the cluster's: it does not let a client pass for a node."""
         return hmac.new(self.secret, b"railgun client", hashlib.sha256).digest()
 
     def election(self) -> float:
-        """How long nodes are to wait for a leader, if this one forms the cluster."""
-        told = self.settings.get("election", OPTIONS["election"].default)
-        assert told is not None
-        return float(told)
+        """Return for how many seconds nodes wait for a leader, if this node forms the cluster."""
+        seconds = self.settings.get("election", OPTIONS["election"].default)
+        assert seconds is not None
+        return float(seconds)
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret of a cluster, from its file; it is not made by itself, for all nodes must have the same."""
+    """Return the cluster's secret from its file. Raise `BadClusterError` if the file is missing or invalid: it is
+    never made automatically, because all nodes need the same secret."""
     try:
         secret = bytes.fromhex(path.read_text("ascii").strip())
     except OSError as error:
@@ -65,14 +66,14 @@ def read_secret(path: Path) -> bytes:
             f"openssl rand -hex 32 > {path.name}"
         ) from error
     except ValueError as error:
-        raise BadClusterError(f"{path} holds no secret: 64 hexadecimal digits") from error
+        raise BadClusterError(f"{path} holds no secret: write 64 hexadecimal digits") from error
     if len(secret) < 16:
-        raise BadClusterError(f"the secret in {path} is too short: 64 hexadecimal digits")
+        raise BadClusterError(f"the secret in {path} is too short: write 64 hexadecimal digits")
     return secret
 
 
 def address_of(text: str) -> Address | None:
-    """A host and a port; None if it is no such thing.
+    """Parse a host and a port. Return None if the text is something else.
 
     >>> address_of("127.0.0.1:7173"), address_of("[::1]:7173"), address_of("here")
     (('127.0.0.1', 7173), ('::1', 7173), None)

@@ -1,4 +1,4 @@
-"""What goes wrong with a cluster, and is told to clients."""
+"""Errors of a cluster that are sent to clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from railgun.errors import RailgunError
 
 
 class ClusterError(RailgunError):
-    """What the cluster says to a proposal; `code` is its word for it."""
+    """A proposal was refused by the cluster; `code` is the cluster's code for the reason."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -16,12 +16,12 @@ class ClusterError(RailgunError):
 
 
 class NotYetError(RailgunError):
-    """This node is not a member yet: there is no cluster, or it has not heard of it."""
+    """This node is not a member of a cluster yet: there is none, or no cluster has let it in."""
 
     code: ClassVar[str] = "NO_CLUSTER"
 
 
 class RemovedError(RailgunError):
-    """This node is no member of its cluster any more, and must not come back under its id."""
+    """This node was removed from its cluster, and must not come back under its ID."""
 
     code: ClassVar[str] = "REMOVED"

@@ -1,17 +1,18 @@
-"""Ephemeral streams across the nodes of a cluster: who listens where, and messages on their way to them.
+"""Serve ephemeral streams across the nodes of a cluster: listeners of all nodes, and messages on their way to them.
 
 Rules:
 
 1. Every node knows the listeners of the others (`broker.protocol.interest`) and has them as members of its own
-   exchanges. The node of a publisher decides for all; a message crosses a link at most once, however many get it there,
-   and is never passed on from there.
-2. The node of a listener is the judge: who has left gets nothing, and who has no credit loses, is told, and counts.
-3. What is told of listeners in a turn of the event loop goes in one frame to each node; so do losses.
-4. A publisher is never held up. When too much waits on the way to a node, its listeners have no credit until there
-   is room.
-5. A lost connection takes all listeners behind it away at once, and a new one brings them back.
-6. Messages of a publisher without a response reach each listener in order: they are shared out where they come in,
-   and a link keeps the order. What was sent on a connection that has been replaced is not taken any more.
+   exchanges. The publisher's node decides for all; a message crosses a link at most once, however many listeners get it
+   there, and is never passed on from there.
+2. The listener's node has the last word: a listener that has left gets nothing; a listener without credit loses the
+   message, and the loss is counted and reported to it.
+3. Changes of listeners within one turn of the event loop go in one frame to each node; so do losses.
+4. A publisher is never held up. When too much waits on the way to a node, its listeners have no credit until there is
+   room.
+5. A lost connection removes all listeners behind it at once, and a new connection brings them back.
+6. Messages of a publisher without a response reach each listener in order: they are distributed where they arrive, and
+   a link keeps the order. Messages from a connection that has been replaced are ignored.
 """
 
 from __future__ import annotations
@@ -39,26 +40,27 @@ from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.proto import streams_pb2 as p
 from railgun.transport.records import head, split
 
-MOST_TOLD: Final = 10_000  # listeners in one frame
-MOST_PARTS: Final = 200_000  # of one frame
-LOOK: Final = 0.02  # seconds between two looks whether there is room
+MAX_FRAME_LISTENERS: Final = 10_000  # in one frame
+MAX_FRAME_PARTS: Final = 200_000  # in one frame
+ROOM_CHECK_S: Final = 0.02  # between two checks whether there is room
 
 
 class Events:
-    """The part of a node in the ephemeral streams of a cluster. Made within an event loop; the node has it then."""
+    """The part of a node in the ephemeral streams of a cluster. Create it within an event loop; it registers itself
+    at the node."""
 
     def __init__(self, node: Node, links: Links, me: str) -> None:
-        self.responding = Responding(node, links, me, self._up)
+        self.responding = Responding(node, links, me, self._reachable)
         self._node, self._links = node, links
         self._neighbours: dict[str, Neighbour] = {}
-        self._mine: dict[int, Listener] = {}
+        self._local: dict[int, Listener] = {}
         self._numbers = itertools.count(1)
-        self._lines = itertools.count(time.time_ns())  # not those of an earlier process
+        self._lines = itertools.count(time.time_ns())  # higher than those of an earlier process
         self._changed: dict[Listener, None] = {}
-        self._gone: list[int] = []
-        self._lost: dict[str, dict[int, int]] = {}  # by node and listener
-        self._turn = False  # whether there will be a flush
-        self._looking: dict[str, asyncio.TimerHandle] = {}
+        self._left: list[int] = []
+        self._losses: dict[str, dict[int, int]] = {}  # messages, by node and listener
+        self._flush_scheduled = False
+        self._room_timers: dict[str, asyncio.TimerHandle] = {}
         self._closed = False
         node.events = self
         for stream in node.streams.values():
@@ -67,73 +69,73 @@ class Events:
                     self.joined(listener)
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Send nothing more, and stop all timers."""
         self._closed = True
         self.responding.close()
-        for timer in self._looking.values():
+        for timer in self._room_timers.values():
             timer.cancel()
 
-    def _up(self) -> Iterator[str]:
-        """The other nodes that can be reached."""
-        return (one.node for one in self._neighbours.values() if one.line)
+    def _reachable(self) -> Iterator[str]:
+        """The IDs of other nodes that can be reached."""
+        return (neighbour.node for neighbour in self._neighbours.values() if neighbour.line)
 
     def _neighbour(self, node: str) -> Neighbour:
-        found = self._neighbours.get(node)
-        if found is None:
-            found = self._neighbours[node] = Neighbour(node, self._exchange)
-        return found
+        neighbour = self._neighbours.get(node)
+        if neighbour is None:
+            neighbour = self._neighbours[node] = Neighbour(node, self._exchange)
+        return neighbour
 
     def _exchange(self, stream: str) -> Listening | None:
-        found = self._node.streams.get(stream)
-        return found.exchange if isinstance(found, Ephemeral) else None
+        local_stream = self._node.streams.get(stream)
+        return local_stream.exchange if isinstance(local_stream, Ephemeral) else None
 
-    # ------------------------------------------------------------ what happens on this node
+    # ------------------------------------------------------------ events on this node
 
     def joined(self, listener: Listener) -> None:
-        """Somebody listens here."""
+        """Announce a new listener of this node to the others."""
         listener.number = next(self._numbers)
-        self._mine[listener.number] = listener
+        self._local[listener.number] = listener
         self.changed(listener)
 
     def changed(self, listener: Listener) -> None:
-        """Its credit has."""
-        if listener.number in self._mine:
+        """Announce a changed credit of a listener to the others."""
+        if listener.number in self._local:
             self._changed[listener] = None
-            self._soon()
+            self._flush_soon()
 
     def left(self, listener: Listener) -> None:
-        """It listens no longer."""
-        if self._mine.pop(listener.number, None) is not None:
+        """Announce to the others that a listener has left."""
+        if self._local.pop(listener.number, None) is not None:
             self._changed.pop(listener, None)
-            self._gone.append(listener.number)
-            self._soon()
+            self._left.append(listener.number)
+            self._flush_soon()
 
     def stream_made(self, stream: Ephemeral) -> None:
-        """There is such a stream now: those who listen to it elsewhere take their places."""
+        """Add the listeners of other nodes to an ephemeral stream that was created here."""
         for neighbour in self._neighbours.values():
             neighbour.known.appeared(stream.name, stream.exchange)
 
     def stream_gone(self, name: str) -> None:
-        """There is no such stream any more."""
+        """Remove the listeners of other nodes from a deleted stream."""
         for neighbour in self._neighbours.values():
             neighbour.known.vanished(name)
 
     def scatter(
         self, command: p.Publish, batches: Sequence[Blob], routing: Routing[Any, Any]
     ) -> Routing[Any, Any]:
-        """Send the other nodes what goes there; what is left are those who listen here."""
-        here: list[Send[Any]] = []
-        there: dict[str, list[Send[Remote]]] = {}
+        """Send messages to listeners of other nodes. Return the part of `routing` that concerns local listeners."""
+        local: list[Send[Any]] = []
+        remote: dict[str, list[Send[Remote]]] = {}
         for send in routing.sends:
             if isinstance(send.member, Remote):
                 send.member.sent += send.end - send.first
-                there.setdefault(send.member.node, []).append(send)
+                remote.setdefault(send.member.node, []).append(send)
             else:
-                here.append(send)
-        for node, sends in there.items():
+                local.append(send)
+        for node, sends in remote.items():
             self._scatter(node, sends, command, batches, routing.count)
-        losses = [self._losers_here(loss) for loss in routing.losses]
-        return replace(routing, sends=tuple(here), losses=tuple(losses))
+        losses = [self._local_losses(loss) for loss in routing.losses]
+        return replace(routing, sends=tuple(local), losses=tuple(losses))
 
     def _scatter(
         self,
@@ -146,182 +148,193 @@ class Events:
         first = min(send.first for send in sends)
         blob = slice_batches(batches, first, max(send.end for send in sends), count)
         neighbour = self._neighbours[node]
-        for at in range(0, len(sends), MOST_PARTS):
+        for begin in range(0, len(sends), MAX_FRAME_PARTS):
             parts = [
                 n.Part(listener=s.member.number, first=s.first - first, end=s.end - first)
-                for s in sends[at : at + MOST_PARTS]
+                for s in sends[begin : begin + MAX_FRAME_PARTS]
             ]
-            told = n.Scatter(
+            scatter = n.Scatter(
                 stream=command.stream,
                 topic=command.topic,
                 response=command.response,
                 parts=parts,
                 line=neighbour.line,
             )
-            self._links.send(node, "events", told, blob)
+            self._links.send(node, "events", scatter, blob)
         if self._links.unsent(node, "events") >= MAX_UNSENT_BYTES and not neighbour.known.held:
             neighbour.known.hold()
             self._look_for_room(node)
 
     def _look_for_room(self, node: str) -> None:
-        """Its listeners get messages again when what waits has gone."""
-        self._looking.pop(node, None)
-        known = self._neighbours[node].known
-        if not known.held:  # the connection was lost
+        """Give the listeners of a node credit again once there is room on the way to it; otherwise check again
+        later."""
+        self._room_timers.pop(node, None)
+        remote_listeners = self._neighbours[node].known
+        if not remote_listeners.held:  # the connection was lost, which resets the credit
             return
         if self._links.unsent(node, "events") < SOFT_UNSENT_BYTES:
-            known.free()
-            if self._lost:
-                self._soon()
+            remote_listeners.free()
+            if self._losses:
+                self._flush_soon()
         else:
-            later = self._node.loop.call_later(LOOK, self._look_for_room, node)
-            self._looking[node] = later
+            later = self._node.loop.call_later(ROOM_CHECK_S, self._look_for_room, node)
+            self._room_timers[node] = later
 
-    def _losers_here(self, loss: Loss[Any]) -> Loss[Any]:
-        here = []
+    def _local_losses(self, loss: Loss[Any]) -> Loss[Any]:
+        local = []
         for member in loss.members:
             if isinstance(member, Remote):
-                lost = self._lost.setdefault(member.node, {})
+                lost = self._losses.setdefault(member.node, {})
                 lost[member.number] = lost.get(member.number, 0) + loss.count
-                self._soon()
+                self._flush_soon()
             else:
-                here.append(member)
-        return replace(loss, members=tuple(here))
+                local.append(member)
+        return replace(loss, members=tuple(local))
 
     # ------------------------------------------------------------ responses
 
     def reserve(self, name: str, timeout: int, done: Done) -> None:
-        """A response is awaited here under this name (µs): `done` hears whether it may be."""
+        """Reserve the name of a response that a request awaits here for `timeout` µs; `done` gets the error or None."""
         self.responding.reserve(name, timeout, done)
 
     def released(self, name: str) -> None:
-        """It is not awaited here any more."""
+        """Release the name of a response that is not awaited here any more."""
         self.responding.released(name)
 
     def reply(self, name: str, blob: Blob, done: Done | None) -> None:
-        """Answer a response that is not awaited here."""
+        """Send a response to the node where it is awaited; `done` gets the error or None."""
         self.responding.reply(name, blob, done)
 
-    # ------------------------------------------------------------ what others are told
+    # ------------------------------------------------------------ to other nodes
 
-    def _soon(self) -> None:
-        if not self._turn and not self._closed:
-            self._turn = True
+    def _flush_soon(self) -> None:
+        if not self._flush_scheduled and not self._closed:
+            self._flush_scheduled = True
             self._node.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Tell the other nodes what is new."""
-        self._turn = False
+        """Send the other nodes what has changed in this turn."""
+        self._flush_scheduled = False
         if self._closed:
             return
         changed, self._changed = self._changed, {}
-        gone, self._gone = self._gone, []
-        credits = [(one, one.stream.exchange.credit(one)) for one in changed]
+        left, self._left = self._left, []
+        credits = [(listener, listener.stream.exchange.credit(listener)) for listener in changed]
         for neighbour in self._neighbours.values():
-            told = neighbour.told
-            left = [number for number in gone if told.forget(number)]
+            interest = neighbour.told
+            forgotten = [number for number in left if interest.forget(number)]
             if not neighbour.line:
                 continue
             news = [
-                _listener(one, limit)
-                for one, credit in credits
-                if (limit := told.news(one.number, credit)) is not None
+                _listener(listener, limit)
+                for listener, credit in credits
+                if (limit := interest.news(listener.number, credit)) is not None
             ]
-            if news or left:
-                self._tell(neighbour, news, left)
-        for node in [node for node in self._lost if not self._neighbour(node).known.held]:
-            self._tell_losses(self._neighbour(node), self._lost.pop(node))
+            if news or forgotten:
+                self._send_interest(neighbour, news, forgotten)
+        for node in [node for node in self._losses if not self._neighbour(node).known.held]:
+            self._send_losses(self._neighbour(node), self._losses.pop(node))
 
-    def _tell_all(self, neighbour: Neighbour) -> None:
-        """Tell a node of all listeners."""
+    def _send_all_interest(self, neighbour: Neighbour) -> None:
+        """Send a node all local listeners."""
         news = []
-        for number, listener in self._mine.items():
+        for number, listener in self._local.items():
             credit = listener.stream.exchange.credit(listener)
             limit = neighbour.told.news(number, credit, always=True)
             assert limit is not None
             news.append(_listener(listener, limit))
-        self._tell(neighbour, news, [], whole=True)
+        self._send_interest(neighbour, news, [], whole=True)
 
-    def _tell(
-        self, neighbour: Neighbour, news: list[n.Listener], gone: list[int], whole: bool = False
+    def _send_interest(
+        self, neighbour: Neighbour, news: list[n.Listener], left: list[int], whole: bool = False
     ) -> None:
-        for at in range(0, max(1, len(news)), MOST_TOLD):
-            told = n.Interest(
-                whole=whole and not at,
-                listeners=news[at : at + MOST_TOLD],
-                gone=[] if at else gone,
+        for begin in range(0, max(1, len(news)), MAX_FRAME_LISTENERS):
+            interest = n.Interest(
+                whole=whole and not begin,
+                listeners=news[begin : begin + MAX_FRAME_LISTENERS],
+                gone=[] if begin else left,
                 line=neighbour.line,
                 seen=neighbour.heard,
-                more=at + MOST_TOLD < len(news),
+                more=begin + MAX_FRAME_LISTENERS < len(news),
             )
-            self._links.send(neighbour.node, "events", told)
+            self._links.send(neighbour.node, "events", interest)
 
-    def _tell_losses(self, neighbour: Neighbour, lost: dict[int, int]) -> None:
+    def _send_losses(self, neighbour: Neighbour, lost: dict[int, int]) -> None:
         parts = [n.Part(listener=number, lost=count) for number, count in lost.items()]
-        for at in range(0, len(parts), MOST_PARTS):
-            told = n.Scatter(parts=parts[at : at + MOST_PARTS], line=neighbour.line)
-            self._links.send(neighbour.node, "events", told)
+        for begin in range(0, len(parts), MAX_FRAME_PARTS):
+            scatter = n.Scatter(parts=parts[begin : begin + MAX_FRAME_PARTS], line=neighbour.line)
+            self._links.send(neighbour.node, "events", scatter)
 
-    # ------------------------------------------------------------ what others tell
+    # ------------------------------------------------------------ from other nodes
 
     def up(self, peer: str) -> None:
-        """There is a connection to that node: tell it who listens."""
+        """Send all local listeners over a new connection to a node."""
         neighbour = self._neighbour(peer)
         neighbour.up(next(self._lines))
-        self._tell_all(neighbour)
+        self._send_all_interest(neighbour)
         self.responding.remind(peer)
 
     def down(self, peer: str) -> None:
-        """The connection is lost: so are the listeners behind it, for now."""
+        """Remove the listeners of a node whose connection is lost, until it is back."""
         self._neighbour(peer).down()
-        self._lost.pop(peer, None)
+        self._losses.pop(peer, None)
         self.responding.down(peer)
 
     def received(self, sender: str, command: Any, blob: Blob) -> None:
-        """Another node has said something."""
+        """Handle a message of another node on the lane `events`. Raise `FrameError` if it does not belong there."""
         match command:
             case n.Scatter():
-                self._scattered(self._neighbour(sender), command, blob)
+                self._scatter_received(self._neighbour(sender), command, blob)
             case n.Interest():
-                self._heard(self._neighbour(sender), command)
+                self._interest_received(self._neighbour(sender), command)
             case n.Reserve() | n.Reserved() | n.Release() | n.Reply() | n.Reached():
                 self.responding.received(sender, command, blob)
             case p.Pong():
                 pass
             case _:
-                raise FrameError(f"{type(command).__name__} is not about events")
+                raise FrameError(f"{type(command).__name__} does not belong to the lane events")
 
-    def _heard(self, neighbour: Neighbour, told: n.Interest) -> None:
+    def _interest_received(self, neighbour: Neighbour, interest: n.Interest) -> None:
         news = [
-            News(one.number, one.stream, one.matcher, one.group or None, one.limit)
-            for one in told.listeners
+            News(
+                listener.number,
+                listener.stream,
+                listener.matcher,
+                listener.group or None,
+                listener.limit,
+            )
+            for listener in interest.listeners
         ]
-        new = neighbour.hear(told.line, told.seen, news, told.gone, told.whole, told.more)
+        new = neighbour.hear(
+            interest.line, interest.seen, news, interest.gone, interest.whole, interest.more
+        )
         if new:
-            self.responding.anew(neighbour.node)
+            self.responding.forget_names_of(neighbour.node)
             if neighbour.line:
-                self._tell_all(neighbour)
+                self._send_all_interest(neighbour)
                 self.responding.remind(neighbour.node)
 
-    def _scattered(self, neighbour: Neighbour, told: n.Scatter, blob: Blob) -> None:
-        if told.line != neighbour.heard:
+    def _scatter_received(self, neighbour: Neighbour, scatter: n.Scatter, blob: Blob) -> None:
+        if scatter.line != neighbour.heard:
             return
         batches = split(blob)
         count = sum(head(batch).count for batch in batches)
-        deliver = p.Deliver(topic=told.topic, response=told.response)
-        if told.response:
-            self.responding.remember(told.response, neighbour.node)
-        for part in told.parts:
+        deliver = p.Deliver(topic=scatter.topic, response=scatter.response)
+        if scatter.response:
+            self.responding.remember(scatter.response, neighbour.node)
+        for part in scatter.parts:
             if not part.first <= part.end <= count:
-                raise FrameError(f"messages {part.first} to {part.end} of {count}")
-            listener = self._mine.get(part.listener)
-            if listener is None:  # it has left
+                raise FrameError(
+                    f"messages {part.first} to {part.end} in a frame with {count} messages"
+                )
+            listener = self._local.get(part.listener)
+            if listener is None:  # the listener has left
                 continue
-            lost, asked = part.lost, part.end - part.first
-            if asked:
-                neighbour.told.took(part.listener, asked)
-                taken = listener.stream.exchange.take(listener, asked)
-                lost += asked - taken
+            lost, count_here = part.lost, part.end - part.first
+            if count_here:
+                neighbour.told.took(part.listener, count_here)
+                taken = listener.stream.exchange.take(listener, count_here)
+                lost += count_here - taken
                 if taken:
                     chosen = slice_batches(batches, part.first, part.first + taken, count)
                     listener.deliver(deliver, chosen, taken)

@@ -1,17 +1,17 @@
-"""What people and programs do to a cluster: nodes leave or stay, masters and leaders move, settings change.
+"""Serve the administration of a cluster: let nodes leave or stay, move masters and the leader, change settings.
 
 Rules:
 
-1. Any node takes any of these calls. What only the leader can decide is asked of it, as long as there is time.
-2. Nodes and masters are named by people: a name of a node will do where its id does.
+1. Any node takes any of these calls. What only the leader can decide is passed on to it, until the timeout.
+2. People name nodes: a node's name works wherever its ID does.
 3. *Handing over.* The master yields first: it takes nothing more, answers what it has taken, and never acts in its
-   epoch again (`Region.yield_up`). Then its successor is proposed, and fences at once: no lease is waited for. A
-   master that does not answer is left to steering. Only a voting replica that lives, is well and may be master gets a
-   region.
-4. *An orderly end* (`leave_for_now`): masterships go to replicas that have caught up, then the lead of Raft to
-   another voter, within a bounded time; what is not done then is left to steering. Meanwhile the node reports that it
-   is about to end, so that nobody hands it anything.
-5. What is refused has a code, and nothing has changed. A call that waits and runs out of time says how things are.
+   epoch again (`Region.yield_up`). Then its successor is proposed, and fences at once, without waiting for a lease to
+   end. A master that does not answer is left to steering. Only a voting replica that is alive, healthy and may be
+   master gets a region.
+4. *An orderly end* (`leave_for_now`): masterships go to replicas that have caught up, then the leadership of Raft goes
+   to another voter, within a bounded time; the rest is left to steering. Meanwhile the node reports that it is about to
+   end, so that nothing is handed to it.
+5. A refusal has a code, and nothing has changed. A call that waits and runs out of time returns the current state.
 """
 
 from __future__ import annotations
@@ -38,29 +38,31 @@ from railgun.errors import RailgunError, said
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member
 
-PATIENCE: Final = 10.0
-AGAIN: Final = 0.05
-GIVE_WAY_S: Final = 2.0  # in which a master that cannot write finds out who can
-YIELD: Final = 7.0  # seconds for a master to answer what it has taken: more than `regions.DRAIN_S`
+CALL_TIMEOUT_S: Final = 10.0
+RETRY_PAUSE_S: Final = 0.05
+GIVE_WAY_S: Final = 2.0  # time for a master that cannot write to find a successor
+YIELD_TIMEOUT_S: Final = (
+    7.0  # time for a master to answer what it has taken: more than `regions.DRAIN_S`
+)
 LEAVING: Final = "it is about to end"
-CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "remove", "admin"})
-"""What other nodes ask for."""
+NODE_CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "remove", "admin"})
+"""Calls from other nodes."""
 _LOG: Final = logging.getLogger(__name__)
-Told = dict[str, Any]
+Result = dict[str, Any]
 
 
 class Governing:
-    """The calls that are about the cluster itself."""
+    """The calls that concern the cluster itself."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self.leaving = False
         """Whether this node is about to end."""
 
-    # ------------------------------------------------------------ what clients ask
+    # ------------------------------------------------------------ calls of clients
 
-    async def administer(self, call: str, given: dict[str, Any]) -> Any:
-        """Do a call of `broker.streams.admin`."""
+    async def administer(self, call: str, arguments: dict[str, Any]) -> Any:
+        """Run a call of `broker.streams.admin`. Raise `ClusterError` if it is refused."""
         member = self._member
         match call:
             case "cluster":
@@ -68,18 +70,18 @@ class Governing:
             case "nodes":
                 return member.overview.nodes()
             case "join":
-                return await self._join(**given)
+                return await self._join(**arguments)
         self._check_member()
         match call:
             case "remove_node":
-                return await self._remove(**given)
+                return await self._remove(**arguments)
             case "keep_node":
-                node = self._node(given["node"])
+                node = self._node(arguments["node"])
                 return await member.propose({"do": "stay", "node": node})
             case "transfer":
-                return await self._transfer(**given)
+                return await self._transfer(**arguments)
             case "cluster_settings":
-                change = given.get("change") or {}
+                change = arguments.get("change") or {}
                 if not change:
                     return {"result": "UNCHANGED", "settings": dict(member.metadata.settings)}
                 return await member.propose({"do": "settings", "change": check_asked(change)})
@@ -89,88 +91,105 @@ class Governing:
         consensus = self._member.consensus
         if consensus is None:
             raise NotYetError(
-                "this node is not a member of a cluster yet: start the others, or say where one is "
-                f"(railgun cluster join HOST:PORT). {self._member.joining.told}"
+                "this node is not a member of a cluster yet: start the other nodes, or name one "
+                f"(railgun cluster join HOST:PORT). {self._member.joining.status}"
             )
         return consensus
 
-    def _node(self, called: str) -> str:
-        """The id of a node by its name, or by its id."""
+    def _node(self, name: str) -> str:
+        """Return the ID of a node, given its name or its ID. Raise `ClusterError` if there is none."""
         nodes = self._member.metadata.nodes
-        if called in nodes:
-            return called
+        if name in nodes:
+            return name
         for node in nodes.values():
-            if node.name == called:
+            if node.name == name:
                 return node.id
-        there = ", ".join(sorted(one.name for one in nodes.values()))
-        raise ClusterError("UNKNOWN_NODE", f"there is no node {called[:80]!r}; there are {there}")
+        names = ", ".join(sorted(node.name for node in nodes.values()))
+        raise ClusterError("UNKNOWN_NODE", f"there is no node {name[:80]!r}; there are {names}")
 
-    async def _join(self, address: str, wait: float | None = None) -> Told:
-        """Look for a cluster at this address, too."""
+    async def _join(self, address: str, wait: float | None = None) -> Result:
+        """Look for a cluster at this address, too, for up to `wait` seconds."""
         member = self._member
-        where = address_of(address)
-        if where is None:
-            raise ClusterError("BAD_REQUEST", f"{address[:80]!r} is no address: HOST:PORT")
+        seed = address_of(address)
+        if seed is None:
+            raise ClusterError(
+                "BAD_REQUEST", f"{address[:80]!r} is not an address: write HOST:PORT"
+            )
         if member.who.state != identity.ALONE:
             raise ClusterError(
                 "IS_MEMBER", f"this node belongs to the cluster {member.who.cluster} already"
             )
-        member.joining.seeds.add(where)
+        member.joining.seeds.add(seed)
         deadline = time.monotonic() + (wait or 0)
         while member.who.state == identity.ALONE and time.monotonic() < deadline:
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_PAUSE_S)
         if member.who.state == identity.ALONE:
-            return {"result": "LOOKING", "cluster": "", "why": member.joining.told}
+            return {"result": "LOOKING", "cluster": "", "why": member.joining.status}
         return {"result": "JOINED", "cluster": member.who.cluster, "why": ""}
 
-    async def _remove(self, node: str, wait: float | None = None) -> Told:
-        """Let a node leave; with `wait`, until it is gone."""
+    async def _remove(self, node: str, wait: float | None = None) -> Result:
+        """Let a node leave; with `wait`, wait that many seconds until it is gone."""
         member = self._member
         id = self._node(node)
-        if id == member.me and (other := self._another()) is not None:
-            # It may never hear that it is gone: whoever stays knows.
-            given = {"node": id, "wait": wait or 0}
-            return dict(await member.links.call(other, "remove", given, (wait or 0) + PATIENCE))
-        told = await member.propose({"do": "leave", "node": id})
+        if id == member.me and (remaining := self._remaining_node()) is not None:
+            # This node may never learn that it is gone: a node that stays does.
+            arguments = {"node": id, "wait": wait or 0}
+            return dict(
+                await member.links.call(
+                    remaining, "remove", arguments, (wait or 0) + CALL_TIMEOUT_S
+                )
+            )
+        outcome = await member.propose({"do": "leave", "node": id})
         deadline = time.monotonic() + (wait or 0)
         while id in member.metadata.nodes and time.monotonic() < deadline:
             if id not in member.metadata.wanted_gone:
-                return {"result": "STAYS", "why": "somebody wants it to stay"}
+                return {"result": "STAYS", "why": "it was asked to stay"}
             await member.wait_for_change(0.2)
         if id not in member.metadata.nodes:
             return {"result": "REMOVED", "why": ""}
-        return {"result": told["result"], "why": self._why_not_gone(id)}
+        return {"result": outcome["result"], "why": self._removal_blocker(id)}
 
-    def _another(self) -> str | None:
-        """A node that stays, and is there."""
+    def _remaining_node(self) -> str | None:
+        """Return a node that stays and can be reached, or None."""
         member = self._member
-        stay = [one for one in member.metadata.nodes if one not in member.metadata.wanted_gone]
-        return next((one for one in stay if one != member.me and member.links.is_up(one)), None)
+        remaining = [
+            candidate
+            for candidate in member.metadata.nodes
+            if candidate not in member.metadata.wanted_gone
+        ]
+        return next(
+            (
+                candidate
+                for candidate in remaining
+                if candidate != member.me and member.links.is_up(candidate)
+            ),
+            None,
+        )
 
-    def _why_not_gone(self, id: str) -> str:
-        """What a node that is to leave still is."""
+    def _removal_blocker(self, id: str) -> str:
+        """Return why a leaving node is still a member, or an empty text."""
         metadata, consensus = self._member.metadata, self._member.consensus
-        rules = [one.name for one in metadata.regions.values() if one.master == id]
-        votes = [one.name for one in metadata.regions.values() if id in one.voting]
-        if rules:
-            return f"it is the master of {', '.join(rules)} until another one can be"
-        if votes:
-            return f"it votes in {', '.join(votes)}: the others have to be well, and caught up"
+        mastered = [region.name for region in metadata.regions.values() if region.master == id]
+        voting = [region.name for region in metadata.regions.values() if id in region.voting]
+        if mastered:
+            return f"it is the master of {', '.join(mastered)} until another node can be"
+        if voting:
+            return f"it votes in {', '.join(voting)}: the others have to be healthy, and caught up"
         if consensus is not None and id in consensus.members.all:
-            return "it is a member of Raft until a majority of the others is well"
+            return "it is a member of Raft until a majority of the others is healthy"
         return ""
 
-    async def _transfer(self, node: str, region: str | None = None) -> Told:
-        """Let a node be the master of a region; without one, let it lead."""
+    async def _transfer(self, node: str, region: str | None = None) -> Result:
+        """Make a node the master of `region`; without a region, make it the leader."""
         id = self._node(node)
         if region is None:
-            return dict(await self._ask_leader("lead", {"to": id}))
-        return dict(await self._ask_leader("transfer", {"region": region, "to": id}))
+            return dict(await self._call_leader("lead", {"to": id}))
+        return dict(await self._call_leader("transfer", {"region": region, "to": id}))
 
-    async def elsewhere(self, call: str, given: dict[str, Any]) -> tuple[bool, Any]:
-        """Let the master of a stream do a call, if that is another node."""
+    async def elsewhere(self, call: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+        """Let the master of a stream run a call. Return whether it is another node, and its result."""
         member = self._member
-        name = str(given.get("name", ""))
+        name = str(arguments.get("name", ""))
         deadline = time.monotonic() + member.master_wait
         while isinstance(place := member.serves(name, write=True), Nobody):
             if place.hopeless or time.monotonic() >= deadline:
@@ -180,54 +199,56 @@ class Governing:
             await member.wait_for_change(min(1.0, member.master_wait))
         if not isinstance(place, There):
             return False, None
-        asked = {"call": call, "arguments": given}
-        return True, await member.links.call(place.node, "admin", asked, 600.0)
+        request = {"call": call, "arguments": arguments}
+        return True, await member.links.call(place.node, "admin", request, 600.0)
 
-    # ------------------------------------------------------------ what nodes ask each other
+    # ------------------------------------------------------------ calls between nodes
 
-    async def _ask_leader(self, name: str, given: Told, timeout: float = PATIENCE) -> Any:
-        """Have the leader do it, whoever that is."""
+    async def _call_leader(
+        self, name: str, arguments: Result, timeout: float = CALL_TIMEOUT_S
+    ) -> Any:
+        """Run a call on the leader, which may be this node. Retry until `timeout` seconds have passed."""
         member = self._member
         deadline = time.monotonic() + timeout
         while True:
             consensus = self._check_member()
             try:
                 if consensus.leads:
-                    return await self.called(member.me, name, given)
+                    return await self.called(member.me, name, arguments)
                 leader = member.leader
                 if leader is None or leader == member.me:
-                    raise NoLeaderError("nobody leads the cluster now")
-                left = max(0.1, deadline - time.monotonic())
-                return await member.links.call(leader, name, given, left)
+                    raise NoLeaderError("the cluster has no leader now")
+                left_s = max(0.1, deadline - time.monotonic())
+                return await member.links.call(leader, name, arguments, left_s)
             except (NoLeaderError, NotLeaderError, PeerError) as error:
                 if member.has_no_quorum:
-                    told = f"there is no quorum: {said(error)}. So nothing was changed"
-                    raise NoMasterError(told, no_quorum=True) from error
+                    error_text = f"there is no quorum: {said(error)}. Nothing was changed"
+                    raise NoMasterError(error_text, no_quorum=True) from error
                 code = getattr(error, "code", "")
                 passing = code in ("NO_LEADER", "NOT_LEADER", "UNREACHABLE")
-                if not passing or time.monotonic() + AGAIN >= deadline:
+                if not passing or time.monotonic() + RETRY_PAUSE_S >= deadline:
                     raise
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def called(self, sender: str, name: str, given: Told) -> Any:
-        """Another node asks, or this one asks itself."""
+    async def called(self, sender: str, name: str, arguments: Result) -> Any:
+        """Run a call of another node, or of this one."""
         member = self._member
         match name:
             case "here":
-                return member.overview.here()
+                return member.overview.local_report()
             case "yield":
-                await member.regions.get(str(given["region"])).yield_up(int(given["epoch"]))
+                await member.regions.get(str(arguments["region"])).yield_up(int(arguments["epoch"]))
                 return {}
-            case "admin" if given.get("call") in admin.OF_MASTER:
-                return await admin.call(member.node, str(given["call"]), given["arguments"])
+            case "admin" if arguments.get("call") in admin.OF_MASTER:
+                return await admin.call(member.node, str(arguments["call"]), arguments["arguments"])
             case "hand_over":
-                return await self._hand_over(str(given["node"]))
+                return await self._hand_over(str(arguments["node"]))
             case "transfer":
-                return await self._move(str(given["region"]), str(given["to"]))
+                return await self._move_region(str(arguments["region"]), str(arguments["to"]))
             case "lead":
-                return self._let_lead(str(given["to"]))
+                return self._transfer_lead(str(arguments["to"]))
             case "remove":
-                return await self._remove(str(given["node"]), float(given["wait"]))
+                return await self._remove(str(arguments["node"]), float(arguments["wait"]))
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
     def _check_leads(self) -> Consensus:
@@ -236,7 +257,7 @@ class Governing:
             raise NoLeaderError("this node does not lead the cluster")
         return consensus
 
-    def _check_well(self, consensus: Consensus, node: str, what: str) -> None:
+    def _check_healthy(self, consensus: Consensus, node: str, what: str) -> None:
         member = self._member
         now = time.monotonic()
         if node != member.me and not member.leasing.steering.is_well(
@@ -244,70 +265,71 @@ class Governing:
         ):
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._member.called_by(node)} cannot {what}: it is silent, or in trouble",
+                f"{self._member.name_of(node)} cannot {what}: it does not answer, or is in trouble",
             )
 
-    def _let_lead(self, to: str) -> Told:
+    def _transfer_lead(self, to: str) -> Result:
         consensus = self._check_leads()
         if to == self._member.me:
             return {"result": "LEADS", "leader": to}
-        self._check_well(consensus, to, "lead")
+        self._check_healthy(consensus, to, "lead")
         if to not in consensus.members.voters:
             raise ClusterError(
-                "NOT_ELIGIBLE", f"{self._member.called_by(to)} cannot lead: it does not vote"
+                "NOT_ELIGIBLE", f"{self._member.name_of(to)} cannot lead: it does not vote"
             )
         consensus.transfer(to)
         return {"result": "MOVING", "leader": to}
 
-    async def _move(self, name: str, to: str) -> Told:
-        """As the leader: give a region to a node, if that can be."""
+    async def _move_region(self, name: str, to: str) -> Result:
+        """Give a region to a node, as the leader. Raise `ClusterError` if the node is not eligible."""
         member = self._member
         consensus = self._check_leads()
         region = member.metadata.regions.get(name)
         if region is None:
-            there = ", ".join(sorted(member.metadata.regions))
-            raise ClusterError("NO_REGION", f"there is no region {name[:80]!r}; there are {there}")
+            names = ", ".join(sorted(member.metadata.regions))
+            raise ClusterError("NO_REGION", f"there is no region {name[:80]!r}; there are {names}")
         if region.master == to:
             return {"result": "UNCHANGED", "epoch": region.epoch}
         if to not in region.voting or member.metadata.role(to, name) != MASTER:
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._member.called_by(to)} cannot be the master of region {name!r}: it has to vote there, and "
-                "its file has to name it a master there",
+                f"{self._member.name_of(to)} cannot be the master of region {name!r}: it has to vote there, and "
+                "its settings file has to allow it to be master there",
             )
-        self._check_well(consensus, to, f"be the master of region {name!r}")
-        for left in (2, 1, 0):
+        self._check_healthy(consensus, to, f"be the master of region {name!r}")
+        for attempts_left in (2, 1, 0):
             region = member.metadata.regions[name]
-            await self._let_yield(name, region.master, region.epoch)
+            await self._yield_region(name, region.master, region.epoch)
             command = {"do": "master", "region": name, "master": to, "epoch": region.epoch + 1}
             try:
                 return await member.propose(command, timeout=3.0)
             except ClusterError as error:
-                if error.code != "STALE" or not left:  # else it was given an epoch meanwhile
+                # STALE: the region got a new epoch meanwhile, so try again.
+                if error.code != "STALE" or not attempts_left:
                     raise
         raise AssertionError
 
-    async def _let_yield(self, region: str, master: str | None, epoch: int) -> None:
+    async def _yield_region(self, region: str, master: str | None, epoch: int) -> None:
         member = self._member
         if master is None:
             return
-        given = {"region": region, "epoch": epoch}
+        arguments = {"region": region, "epoch": epoch}
         if master == member.me:
-            await self.called(member.me, "yield", given)
+            await self.called(member.me, "yield", arguments)
             return
         try:
-            await member.links.call(master, "yield", given, YIELD)
+            await member.links.call(master, "yield", arguments, YIELD_TIMEOUT_S)
         except PeerError as error:
             if error.code == "UNREACHABLE":
                 raise ClusterError(
                     "UNREACHABLE",
-                    f"the master of region {region!r}, {self._member.called_by(master)}, does not answer: another "
-                    "one follows by itself when its lease is over",
+                    f"the master of region {region!r}, {self._member.name_of(master)}, does not answer: another "
+                    "master follows when its lease is over",
                 ) from error
             raise
 
-    async def _hand_over(self, node: str) -> Told:
-        """As the leader: give all regions of a node to others."""
+    async def _hand_over(self, node: str) -> Result:
+        """Give all regions of a node to others, as the leader. Return the regions that moved and those that did not."""
         member = self._member
         consensus = self._check_leads()
         moved, kept = [], []
@@ -315,13 +337,13 @@ class Governing:
             if region.master != node:
                 continue
             now = time.monotonic()
-            given = (member.metadata, consensus.members, member.me, name, now)
-            to = member.leasing.steering.next_master(*given)
+            state = (member.metadata, consensus.members, member.me, name, now)
+            to = member.leasing.steering.next_master(*state)
             if to is None:
                 kept.append(name)
                 continue
             try:
-                await self._move(name, to)
+                await self._move_region(name, to)
                 moved.append(name)
             except RailgunError as error:
                 _LOG.warning("region %r is not handed over: %s", name, error)
@@ -329,15 +351,15 @@ class Governing:
         return {"moved": moved, "kept": kept}
 
     async def give_way(self, region: str) -> bool:
-        """Let another node be master of a region, and of all others that this one has; return whether one is."""
+        """Hand a region, and all others of this node, over to other nodes. Return whether `region` was taken."""
         member = self._member
-        told = await self._ask_leader("hand_over", {"node": member.me}, GIVE_WAY_S)
-        return region not in told["kept"]
+        outcome = await self._call_leader("hand_over", {"node": member.me}, GIVE_WAY_S)
+        return region not in outcome["kept"]
 
     # ------------------------------------------------------------ an orderly end
 
     async def leave_for_now(self, timeout: float) -> None:
-        """Hand over what this node is, within this time."""
+        """Hand over masterships and leadership within `timeout` seconds."""
         consensus = self._member.consensus
         if consensus is None or self._member.failed is not None or consensus.leader is None:
             return
@@ -345,33 +367,37 @@ class Governing:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 try:
-                    await self._give_regions()
-                    await self._give_lead(consensus)
+                    await self._hand_over_regions()
+                    await self._hand_over_lead(consensus)
                 except RailgunError as error:
-                    _LOG.warning("not all is handed over: %s", error)
+                    _LOG.warning("some duties could not be handed over: %s", error)
 
-    async def _give_regions(self) -> None:
+    async def _hand_over_regions(self) -> None:
         member = self._member
 
-        def mine() -> list[str]:
-            return [one.name for one in member.metadata.regions.values() if one.master == member.me]
+        def mastered_here() -> list[str]:
+            return [
+                region.name
+                for region in member.metadata.regions.values()
+                if region.master == member.me
+            ]
 
-        before = mine()
+        before = mastered_here()
         if not before:
             return
-        told = await self._ask_leader("hand_over", {"node": member.me})
-        while any(name in mine() for name in told["moved"]):
+        outcome = await self._call_leader("hand_over", {"node": member.me})
+        while any(name in mastered_here() for name in outcome["moved"]):
             await member.wait_for_change(0.05)
         regions = member.metadata.regions
-        while any(name in regions and not regions[name].is_active for name in told["moved"]):
+        while any(name in regions and not regions[name].is_active for name in outcome["moved"]):
             await member.wait_for_change(0.05)
             regions = member.metadata.regions
 
-    async def _give_lead(self, consensus: Consensus) -> None:
+    async def _hand_over_lead(self, consensus: Consensus) -> None:
         member = self._member
         while consensus.leads:
-            given = (member.metadata, consensus.members, member.me, time.monotonic())
-            to = member.leasing.steering.next_leader(*given)
+            state = (member.metadata, consensus.members, member.me, time.monotonic())
+            to = member.leasing.steering.next_leader(*state)
             if to is None:
                 return
             with contextlib.suppress(ChangeError):

@@ -1,13 +1,14 @@
-"""Who a node is, for ever: its id, and the cluster it belongs to, in a file of its directory.
+"""Keep a node's permanent identity in a file of its directory: its ID, and the cluster it belongs to.
 
 Rules:
 
-1. The id is made at the first start. Addresses and names may change; the id does not.
-2. A node belongs to one cluster, or to none yet. Before its log of Raft is begun, the file says what it begins with
-   (`BEGINS`): after a crash it begins with the same. When the log is there, it is a `MEMBER`. A member whose log is
+1. The ID is made at the first start. Addresses and names may change; the ID does not.
+2. A node belongs to one cluster, or to none yet. Before its Raft log is begun, the file says with which members
+   (`BEGINS`): after a crash it begins with the same. When the log exists, the node is a `MEMBER`. A member whose log is
    gone must not come back: it may have voted, and would not know.
-3. How long nodes wait for a leader is kept here, too: it is known before the log is read, and is the same on all
-   nodes. A leader's lease is shorter than everybody's wait, and nobody could say so if each had its own.
+3. The time for which nodes wait for a leader is kept here, too: it is known before the log is read, and is the same on
+   all nodes. A leader's lease has to be shorter than every node's wait, which could not be ensured if each node had its
+   own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from railgun.errors import RailgunError
 from railgun.storage.formats import Format
 
 CLUSTER_FORMAT: Final = Format("railgun cluster", 1)
-"""Of the directory `cluster`: who the node is, its Raft log, and which copies were made."""
+"""Format of the directory `cluster`: the node's identity, its Raft log, and the record of copies made."""
 FILE: Final = "cluster/node.json"
 ALONE: Final = "alone"
 BEGINS: Final = "begins"
@@ -31,43 +32,44 @@ MEMBER: Final = "member"
 
 
 class LostIdentityError(RailgunError):
-    """The directory of a node is not whole: it must not come back under its name."""
+    """The directory of a node is incomplete: the node must not come back under its name."""
 
     code: ClassVar[str] = "IDENTITY_LOST"
 
 
 @dataclass(slots=True)
-class Who:
-    """A node, as its directory knows it."""
+class NodeIdentity:
+    """The identity of a node, as its directory has it."""
 
     id: str
     cluster: str = ""
     state: str = ALONE
     voters: list[str] = field(default_factory=list)
-    """With whom the log of Raft begins; none: others will tell."""
+    """The voters with which the Raft log begins; empty: other nodes will tell them."""
     nodes: list[dict[str, Any]] = field(default_factory=list)
-    """What was known of other nodes when it was formed."""
+    """What was known about other nodes at the last save."""
     election: float | None = None
-    """How long it waits for a leader, as all nodes of its cluster do."""
+    """Seconds for which all nodes of the cluster wait for a leader."""
 
 
-def load(disk: Disk) -> Who:
-    """Who this node is; a new one, if the directory does not know."""
+def load(disk: Disk) -> NodeIdentity:
+    """Return this node's identity, making and saving a new one in an empty directory. Raise `LostIdentityError` if
+    the file cannot be read."""
     format_due = check_format(disk, "cluster", CLUSTER_FORMAT)
     disk.make_directory("cluster")
     if format_due:
         write_format(disk, "cluster", CLUSTER_FORMAT)
     if "node.json" not in disk.list("cluster"):
-        who = Who(secrets.token_hex(8))
-        save(disk, who)
-        return who
+        identity = NodeIdentity(secrets.token_hex(8))
+        save(disk, identity)
+        return identity
     file = disk.open(FILE)
     try:
-        told = json.loads(file.read(0, 1 << 24))
-        known = {field.name for field in fields(Who)}
-        if isinstance(told, dict) and (unknown := told.keys() - known):
+        stored = json.loads(file.read(0, 1 << 24))
+        field_names = {field.name for field in fields(NodeIdentity)}
+        if isinstance(stored, dict) and (unknown := stored.keys() - field_names):
             raise later_format(disk.where(FILE), f"it has {', '.join(sorted(unknown))}")
-        return Who(**told)
+        return NodeIdentity(**stored)
     except (ValueError, TypeError) as error:
         raise LostIdentityError(
             f"{disk.where(FILE)} cannot be read: {error}. Restore it; or let this node join as a new one, with an "
@@ -77,10 +79,10 @@ def load(disk: Disk) -> Who:
         file.close()
 
 
-def save(disk: Disk, who: Who) -> None:
-    """Keep it, for good when it returns."""
+def save(disk: Disk, identity: NodeIdentity) -> None:
+    """Save an identity, durably when this returns. Raise `StorageError` if it cannot be written."""
     try:
-        put(disk, f"{FILE}.new", [json.dumps(asdict(who)).encode()]).close()
+        put(disk, f"{FILE}.new", [json.dumps(asdict(identity)).encode()]).close()
         disk.rename(f"{FILE}.new", FILE)
         disk.sync_directory("cluster")
     except OSError as error:

@@ -1,17 +1,17 @@
-"""How a node becomes a member: it finds a cluster and joins it, or forms one with others that have none.
+"""Make a node a member of a cluster: it finds a cluster and joins it, or forms one with other nodes that have none.
 
 Rules:
 
-1. A node that belongs to no cluster asks all whom discovery finds who they are, again and again. If one of them is a
-   member, it asks that one to be let in. A node that was let in knows the id of the cluster, and is told all else by
-   Raft.
-2. If nobody is, and as many as `bootstrap_expect` are there (all with the same number), those with the lowest ids form
-   a cluster. The lowest of them chooses its id, and writes down with whom it begins before it tells the others; each
-   takes part in one beginning, and writes that down before it says yes. So nodes that start at the same moment form
-   one. The number has to be that of all who are to begin: a smaller one could be reached twice. How long nodes wait
-   for a leader (`election`) is the lowest one's to say, and goes with it; who joins later is told.
-3. Who says no belongs to another cluster. That is told, and tried again.
-4. Nodes that know each other's secret talk; what is asked for wrongly is refused, and ends nothing.
+1. A node without a cluster asks all nodes that discovery finds for their identities, again and again. If one of them is
+   a member, it asks that node to be let in. A node that was let in knows the ID of the cluster, and gets everything
+   else by Raft.
+2. If none is a member, and there are `bootstrap_expect` nodes (all with the same number), those with the lowest IDs
+   form a cluster. The lowest of them chooses the cluster's ID, and saves the initial members before it tells the
+   others; each node takes part in one formation only, and saves it before it agrees. So nodes that start at the same
+   moment form one cluster. The number has to be that of all initial nodes: a smaller number could be reached twice. The
+   time to wait for a leader (`election`) is set by the lowest node and sent along; nodes that join later are told.
+3. A node that refuses belongs to another cluster. The refusal is logged, and the formation tried again.
+4. Nodes that know the secret may talk to each other; an invalid request is refused, and ends nothing.
 """
 
 from __future__ import annotations
@@ -31,153 +31,157 @@ from railgun.errors import RailgunError, said
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member
 
-AGAIN: Final = 0.3
+RETRY_PAUSE_S: Final = 0.3
 _LOG: Final = logging.getLogger(__name__)
 
 
 class JoinError(RailgunError):
-    """A node cannot become a member so."""
+    """A node cannot become a member this way."""
 
     code: ClassVar[str] = "CANNOT_JOIN"
 
 
 class Joining:
-    """The way of a node into a cluster."""
+    """The process by which a node becomes a member of a cluster."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self.seeds: set[Address] = set()
-        """Where people say that there is a cluster, besides discovery."""
-        self.told = ""
-        """Why it is not a member yet, as it was told last."""
-        self._refused: list[str] = []  # what those said who did not tell who they are
+        """Addresses of a cluster given by people, besides discovery."""
+        self.status = ""
+        """Why this node is not a member yet, as last logged."""
+        self._refused: list[str] = []  # errors of nodes that did not tell their identity
         self._forming = asyncio.Lock()
 
     # ------------------------------------------------------------ looking for others
 
     async def find_cluster(self) -> None:
-        """Until this node is a member."""
+        """Try to join or form a cluster until this node is a member."""
         member = self._member
         while member.who.state == identity.ALONE:
             try:
-                await self._look()
+                await self._try_once()
             except (RailgunError, OSError) as error:
-                self._tell(f"no cluster yet: {said(error)}")
+                self._set_status(f"no cluster yet: {said(error)}")
             except Exception:
-                _LOG.exception("looking for a cluster has failed in a way nobody has thought of")
+                _LOG.exception("looking for a cluster failed unexpectedly")
             if member.who.state == identity.ALONE:
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _look(self) -> None:
+    async def _try_once(self) -> None:
         member = self._member
-        found = await self._whoami()
-        members = [one for one in found if one["state"] == identity.MEMBER and one["cluster"]]
-        clusters = {one["cluster"] for one in members}
+        nodes = await self._ask_identities()
+        members = [node for node in nodes if node["state"] == identity.MEMBER and node["cluster"]]
+        clusters = {node["cluster"] for node in members}
         if len(clusters) > 1:
             raise JoinError(
-                f"there are nodes of several clusters: {', '.join(sorted(clusters))}. Mend discovery"
+                f"discovery finds nodes of several clusters: {', '.join(sorted(clusters))}. Correct it"
             )
-        for one in members:
-            if await self._join(one):
+        for node in members:
+            if await self._join(node):
                 return
         expect = member.config.bootstrap_expect
-        alone = [one for one in found if one["state"] == identity.ALONE]
+        alone = [node for node in nodes if node["state"] == identity.ALONE]
         if not expect or members:
-            self._tell("no cluster has let this node in yet" + self._why())
+            self._set_status("no cluster has let this node in yet" + self._why())
             return
-        others = {one["expect"] for one in alone} - {expect}
+        others = {node["expect"] for node in alone} - {expect}
         if others:
             raise JoinError(
-                f"bootstrap_expect is {expect} here, and elsewhere {', '.join(map(str, sorted(others)))}: let it be "
-                "the same on all nodes that form a cluster"
+                f"bootstrap_expect is {expect} here, and {', '.join(map(str, sorted(others)))} on other nodes: set "
+                "it to the same number on all nodes that form a cluster"
             )
         if len(alone) + 1 < expect:
-            there = f"{len(alone) + 1} of {expect} nodes are there to form a cluster"
-            self._tell(there + self._why())
+            progress = f"{len(alone) + 1} of {expect} nodes have been found to form a cluster"
+            self._set_status(progress + self._why())
             return
-        infos = sorted([one["info"] for one in alone] + [member.info], key=lambda one: one["id"])
+        infos = sorted(
+            [node["info"] for node in alone] + [member.info], key=lambda node: node["id"]
+        )
         if infos[0]["id"] == member.me:
             await self._form(infos[:expect])
 
-    async def _whoami(self) -> list[dict[str, Any]]:
-        """Who the others are; those that answer."""
+    async def _ask_identities(self) -> list[dict[str, Any]]:
+        """Return the identities of the other nodes that answer, with their addresses."""
         member = self._member
-        where = set(self.seeds)
+        addresses = set(self.seeds)
         if member.discovery is not None:
-            where |= set(await member.discovery.find())
-        where.discard((member.info["cluster_host"], member.info["cluster_port"]))
-        asked = [member.links.ask(one, "whoami", {"info": member.info}, 2.0) for one in where]
-        found: dict[str, dict[str, Any]] = {}
+            addresses |= set(await member.discovery.find())
+        addresses.discard((member.info["cluster_host"], member.info["cluster_port"]))
+        calls = [
+            member.links.ask(address, "whoami", {"info": member.info}, 2.0) for address in addresses
+        ]
+        nodes: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
         silent: list[str] = []
-        for one, told in zip(
-            where, await asyncio.gather(*asked, return_exceptions=True), strict=True
+        for address, answer in zip(
+            addresses, await asyncio.gather(*calls, return_exceptions=True), strict=True
         ):
-            if isinstance(told, PeerError):
-                (silent if told.code == "UNREACHABLE" else refused).append(str(told))
-            elif isinstance(told, BaseException):
-                raise told
-            elif told["id"] != member.me:
-                found[told["id"]] = told | {"where": one}
+            if isinstance(answer, PeerError):
+                (silent if answer.code == "UNREACHABLE" else refused).append(str(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer["id"] != member.me:
+                nodes[answer["id"]] = answer | {"where": address}
         self._refused = sorted(refused) or sorted(silent)
-        return list(found.values())
+        return list(nodes.values())
 
     def _why(self) -> str:
-        """What some of the others say, or why they cannot be reached."""
-        more = f", and {len(self._refused) - 3} more" if len(self._refused) > 3 else ""
-        return f" ({'; '.join(self._refused[:3])}{more})" if self._refused else ""
+        """Return the errors of nodes that did not answer, in parentheses, or an empty text."""
+        rest_text = f", and {len(self._refused) - 3} more" if len(self._refused) > 3 else ""
+        return f" ({'; '.join(self._refused[:3])}{rest_text})" if self._refused else ""
 
-    async def whereabouts(self) -> dict[str, Address]:
-        """Where members of the own cluster were found, by their ids."""
-        mine, found = self._member.who.cluster, await self._whoami()
-        self._tell("nobody leads, as far as this node knows" + self._why())
-        return {one["id"]: one["where"] for one in found if one["cluster"] == mine}
+    async def find_members(self) -> dict[str, Address]:
+        """Return where members of this node's cluster were found, by ID."""
+        cluster, nodes = self._member.who.cluster, await self._ask_identities()
+        self._set_status("this node knows no leader" + self._why())
+        return {node["id"]: node["where"] for node in nodes if node["cluster"] == cluster}
 
-    def _tell(self, text: str) -> None:
-        if text != self.told:
-            self.told = text
+    def _set_status(self, text: str) -> None:
+        if text != self.status:
+            self.status = text
             _LOG.warning("%s", text)
 
     # ------------------------------------------------------------ joining, forming
 
-    async def _join(self, other: dict[str, Any]) -> bool:
+    async def _join(self, node: dict[str, Any]) -> bool:
         member = self._member
         try:
-            told = await member.links.ask(other["where"], "join", {"info": member.info}, 10.0)
+            answer = await member.links.ask(node["where"], "join", {"info": member.info}, 10.0)
         except PeerError as error:
             if error.code in ("UNREACHABLE", "NO_LEADER", "NO_MASTER"):
-                self._tell(f"{other['name']} cannot let this node in now: {said(error)}")
+                self._set_status(f"{node['name']} cannot let this node in now: {said(error)}")
                 return False
             raise
-        await self._begin(told["cluster"], [], told["nodes"], _election(told))
+        await self._begin(answer["cluster"], [], answer["nodes"], _election(answer))
         return True
 
     async def _form(self, infos: list[dict[str, Any]]) -> None:
-        """Begin a cluster with these, and tell them until all know."""
+        """Form a cluster of these nodes, and tell the others until all have agreed."""
         member = self._member
-        cluster, ids = secrets.token_hex(8), [one["id"] for one in infos]
+        cluster, ids = secrets.token_hex(8), [node["id"] for node in infos]
         _LOG.info("forming the cluster %s of %s", cluster, ", ".join(ids))
         election = member.config.election()
         await self._begin(cluster, ids, infos, election)
-        given = {"cluster": cluster, "voters": ids, "nodes": infos, "election": election}
-        waiting = [one for one in infos if one["id"] != member.me]
+        request = {"cluster": cluster, "voters": ids, "nodes": infos, "election": election}
+        waiting = [node for node in infos if node["id"] != member.me]
         while waiting:
-            still = []
-            for one in waiting:
+            unreached = []
+            for node in waiting:
                 try:
-                    where = (str(one["cluster_host"]), int(one["cluster_port"]))
-                    await member.links.ask(where, "form", given, 2.0)
+                    address = (str(node["cluster_host"]), int(node["cluster_port"]))
+                    await member.links.ask(address, "form", request, 2.0)
                 except PeerError as error:
-                    self._tell(f"{one['name']} does not take part yet: {said(error)}")
-                    still.append(one)
-            waiting = still
+                    self._set_status(f"{node['name']} does not take part yet: {said(error)}")
+                    unreached.append(node)
+            waiting = unreached
             if waiting:
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _begin(
         self, cluster: str, voters: list[str], nodes: list[dict[str, Any]], election: float
     ) -> None:
-        """Write down what this node belongs to, and take part."""
+        """Save this node's cluster, and take part in it. Raise `JoinError` if the node belongs to another cluster."""
         member = self._member
         async with self._forming:
             if member.who.state != identity.ALONE:
@@ -186,25 +190,25 @@ class Joining:
                         f"this node belongs to the cluster {member.who.cluster}, not to {cluster}"
                     )
                 return
-            who = identity.Who(
+            new_identity = identity.NodeIdentity(
                 member.me, cluster, identity.BEGINS, list(voters), list(nodes), election
             )
-            await member.loop.run_in_executor(None, identity.save, member.disk, who)
-            member.who = who
+            await member.loop.run_in_executor(None, identity.save, member.disk, new_identity)
+            member.who = new_identity
             try:
-                told = member.begin()
+                warnings = member.begin()
             except StorageError as error:
                 if is_refusal(error):
                     member.fail(error)
                 raise
-            for line in told:
+            for line in warnings:
                 _LOG.warning("%s", line)
-            _LOG.warning("a member of the cluster %s now", cluster)
+            _LOG.warning("this node is a member of the cluster %s now", cluster)
 
-    # ------------------------------------------------------------ what others ask
+    # ------------------------------------------------------------ calls of other nodes
 
     async def called(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Another node asks who this one is, to take part in a beginning, or to be let in."""
+        """Answer another node that asks for this node's identity, wants it to form a cluster, or wants to join."""
         member = self._member
         if name == "whoami":
             return {
@@ -218,23 +222,23 @@ class Joining:
         if name == "form":
             voters, nodes = arguments.get("voters"), arguments.get("nodes")
             if not isinstance(voters, list) or member.me not in voters:
-                raise JoinError("this node is not among those who begin")
+                raise JoinError("this node is not among the initial members")
             election = _election(arguments)
             await self._begin(str(arguments["cluster"]), voters, list(nodes or []), election)
             return {"cluster": member.who.cluster}
         info = arguments.get("info")
         if not isinstance(info, dict):
-            raise JoinError("whoever wants to join says who it is")
+            raise JoinError("a request to join needs info about the node")
         await member.propose({"do": "node", "node": info}, timeout=8.0)
         return {
             "cluster": member.who.cluster,
-            "nodes": [one.dump() for one in member.metadata.nodes.values()],
+            "nodes": [node.dump() for node in member.metadata.nodes.values()],
             "election": member.metadata.seconds("election"),
         }
 
 
-def _election(told: dict[str, Any]) -> float:
-    """How long nodes wait for a leader, as another node says."""
-    seconds = check_options({"election": told.get("election")})["election"]
+def _election(settings: dict[str, Any]) -> float:
+    """Return the seconds that nodes wait for a leader, as another node has sent them."""
+    seconds = check_options({"election": settings.get("election")})["election"]
     assert isinstance(seconds, int | float)
     return float(seconds)

@@ -1,12 +1,12 @@
-"""Leases, and the work of the leader: who may act as a master, and what is to be changed in the cluster.
+"""Renew this node's lease, and do the leader's work: grant leases, and steer the cluster.
 
 Rules:
 
-1. Each node tells the leader how it is, every fifth part of an election and whenever there is a reason to, and is told
-   for how long it may act as a master: counted from before it asked.
-2. What is granted is what is left of the leader's own lease (docs/design/cluster.md).
-3. The leader looks at all of it ten times a second (`broker.protocol.metadata.steering`), and does what is decided, one
-   thing after the other. What is refused meanwhile is decided anew.
+1. Each node reports its state to the leader, five times per election timeout and whenever something changes, and is
+   told for how long it may act as a master: counted from before it asked.
+2. A lease lasts as long as what is left of the leader's own lease (docs/design/cluster.md).
+3. The leader examines the reports ten times a second (`broker.protocol.metadata.steering`), and carries out the
+   decisions one after the other. What is refused meanwhile is decided anew.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from railgun.errors import RailgunError
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member
 
-STEER: Final = 0.1
-AGAIN: Final = 0.05
+STEERING_PAUSE_S: Final = 0.1
+RETRY_PAUSE_S: Final = 0.05
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Leasing:
-    """See the rules of the module."""
+    """Requests and grants of leases, and steering: see the rules of the module."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self.steering = Steering()
         self._leading = False
-        self._leaving: set[str] = set()  # masters that are being replaced
-        self._hurry = asyncio.Event()
+        self._replaced: set[str] = set()  # masters that are being replaced
+        self._renew_now = asyncio.Event()
 
-    def hurry(self) -> None:
-        """There is a reason to ask for a lease at once."""
-        self._hurry.set()
+    def renew_soon(self) -> None:
+        """Renew the lease at once."""
+        self._renew_now.set()
 
-    def led(self) -> None:
-        """Raft has another leader, term or members."""
+    def raft_changed(self) -> None:
+        """React to a new leader, term or membership of Raft."""
         consensus = self._member.consensus
         leads = consensus is not None and consensus.leads
         if leads and not self._leading:
             self.steering.began(time.monotonic())
         self._leading = leads
-        self.hurry()
+        self.renew_soon()
         self._member.notify()
 
     async def renew_for_ever(self) -> None:
-        """Ask for a lease, again and again."""
+        """Renew the lease, again and again."""
         member = self._member
         while True:
             pause = member.election / 5
@@ -66,48 +66,48 @@ class Leasing:
                 try:
                     await self._renew(consensus, 2 * pause)
                 except RailgunError:
-                    pause = AGAIN
+                    pause = RETRY_PAUSE_S
                 except Exception:
-                    _LOG.exception("a lease cannot be asked for, in a way nobody has thought of")
+                    _LOG.exception("renewing the lease failed unexpectedly")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._hurry.wait()
-            self._hurry.clear()
+                    await self._renew_now.wait()
+            self._renew_now.clear()
 
     async def _renew(self, consensus: Consensus, timeout: float) -> None:
-        member, asked = self._member, time.monotonic()
-        began = member.node.now()
+        member, asked_s = self._member, time.monotonic()
+        began_us = member.node.now()
         report = self._report(consensus)
         leader = consensus.leader or member.hint
         if consensus.leads:
-            told = self.grant(member.me, report)
+            answer = self.grant(member.me, report)
         elif leader:
-            told = await member.links.call(leader, "renew", {"report": report}, timeout)
+            answer = await member.links.call(leader, "renew", {"report": report}, timeout)
         else:
             await member.ask_around(timeout)
             return
-        if told.get("removed"):
+        if answer.get("removed"):
             member.was_removed()
             return
-        if isinstance(clock := told.get("clock"), int):
-            latest = began + int((time.monotonic() - asked) * SECOND)
-            member.clock_skew_s = certain_skew(began, latest, clock) / SECOND
-        if "leader" in told:
-            member.hint = told["leader"]
-        for name, epoch in told.get("epochs", {}).items():
-            member.regions.get(name).granted(epoch, asked + told["lease"])
-        if isinstance(unwritable := told.get("unwritable"), dict):
+        if isinstance(clock := answer.get("clock"), int):
+            latest = began_us + int((time.monotonic() - asked_s) * SECOND)
+            member.clock_skew_s = certain_skew(began_us, latest, clock) / SECOND
+        if "leader" in answer:
+            member.hint = answer["leader"]
+        for name, epoch in answer.get("epochs", {}).items():
+            member.regions.get(name).granted(epoch, asked_s + answer["lease"])
+        if isinstance(unwritable := answer.get("unwritable"), dict):
             member.regions.hear_unwritable(unwritable)
-        if isinstance(troubles := told.get("troubles"), dict):
+        if isinstance(troubles := answer.get("troubles"), dict):
             member.troubles = troubles
 
     def _report(self, consensus: Consensus) -> dict[str, Any]:
         member = self._member
         regions: dict[str, Any] = {}
         for region in member.regions:
-            told = region.report(member.metadata)
-            if told is not None:
-                regions[region.name] = told
+            report = region.report(member.metadata)
+            if report is not None:
+                regions[region.name] = report
         return {
             "regions": regions,
             "trouble": member.trouble,
@@ -117,14 +117,13 @@ class Leasing:
         }
 
     def grant(self, node: str, report: dict[str, Any]) -> dict[str, Any]:
-        """A node tells how it is, and wants to act for a while longer."""
+        """Take the report of a node, and return for how long it may act as a master, with news for it."""
         consensus, me = self._member.consensus, self._member.me
         if consensus is None or not consensus.leads:
             leader = (consensus.leader if consensus is not None else "") or ""
             return {"leader": "" if leader == me else leader}
-        if (
-            not consensus.knows_all
-        ):  # who is master, and who has joined, may be in what is not applied
+        # An entry that is not applied yet may name another master, or a new node.
+        if not consensus.knows_all:
             return {"lease": 0.0, "epochs": {}}
         if self._member.metadata.cluster and node not in self._member.metadata.nodes:
             return {"removed": True}
@@ -132,36 +131,41 @@ class Leasing:
         self.steering.heard(node, report, now)
         self._member.sidelined.takes_part(node)
         metadata = self._member.metadata
-        if node in self._leaving or self.steering.refuses(
+        if node in self._replaced or self.steering.refuses(
             metadata, consensus.members, me, node, now
         ):
             return {"lease": 0.0, "epochs": {}, "clock": self._member.node.now()}
-        around = (metadata, consensus.members, me, now)
-        unwritable, troubles = self.steering.unwritable(*around), self.steering.troubles(*around)
-        left = consensus.lease_left()
-        epochs = {one.name: one.epoch for one in metadata.regions.values() if one.master == node}
-        if left > 0 and epochs:
-            self.steering.granted(node, now + left)
-        told = {"lease": left, "epochs": epochs, "clock": self._member.node.now()}
-        return told | {"unwritable": unwritable, "troubles": troubles}
+        context = (metadata, consensus.members, me, now)
+        unwritable, troubles = self.steering.unwritable(*context), self.steering.troubles(*context)
+        left_s = consensus.lease_left()
+        epochs = {
+            region.name: region.epoch
+            for region in metadata.regions.values()
+            if region.master == node
+        }
+        if left_s > 0 and epochs:
+            self.steering.granted(node, now + left_s)
+        answer = {"lease": left_s, "epochs": epochs, "clock": self._member.node.now()}
+        return answer | {"unwritable": unwritable, "troubles": troubles}
 
     async def steer_for_ever(self) -> None:
-        """Do what is decided, while this node leads."""
+        """Steer the cluster while this node leads."""
         while True:
-            await asyncio.sleep(STEER)
+            await asyncio.sleep(STEERING_PAUSE_S)
             try:
                 await self._steer()
             except (RailgunError, TimeoutError) as error:
                 _LOG.info("steering: %s", error)
             except Exception:
-                _LOG.exception("steering has failed in a way nobody has thought of")
+                _LOG.exception("steering failed unexpectedly")
 
-    def _replace(self, command: dict[str, Any]) -> None:
-        """A master gets no lease while it is agreed on who follows it: it may have been silent, and come back now."""
+    def _withhold_lease(self, command: dict[str, Any]) -> None:
+        """Grant a master no lease while its successor is being agreed on: it may have been silent, and come back
+        now."""
         region = self._member.metadata.regions.get(command.get("region", ""))
         master = region.master if region is not None and command["do"] == "master" else None
         if master is not None and master != command["master"]:
-            self._leaving.add(master)
+            self._replaced.add(master)
 
     async def _steer(self) -> None:
         member = self._member
@@ -181,17 +185,17 @@ class Leasing:
                 )
             return
         if consensus.commit < consensus.last_index:
-            return  # decisions look at what is applied
-        self._leaving.clear()
+            return  # decisions are made on the applied state
+        self._replaced.clear()
         now = time.monotonic()
         for decision in self.steering.decide(metadata, consensus.members, member.me, now):
             match decision:
                 case Propose(command):
                     _LOG.info("steering: %s", command)
-                    self._replace(command)
+                    self._withhold_lease(command)
                     with contextlib.suppress(ClusterError):
                         await member.propose(command, timeout=2.0)
-                    self._leaving.clear()  # else nobody knows, until all is applied
+                    self._replaced.clear()  # after a timeout, everything is applied before the next decision
                 case ChangeMembers(members):
                     _LOG.info("steering: members %s", members)
                     with contextlib.suppress(ChangeError):
@@ -200,12 +204,12 @@ class Leasing:
                     consensus.transfer(to)
 
 
-def certain_skew(asked: int, answered: int, clock: int) -> int:
-    """Return by how much this node's clock is certainly ahead of another one's; below 0: behind.
+def certain_skew(earliest: int, latest: int, clock: int) -> int:
+    """Return by how much this node's clock is certainly ahead of another clock; below 0: behind.
 
-    The other one was read between two moments that this node's clock calls `asked` and `answered`.
+    The other clock was read as `clock` between two moments that this node's clock calls `earliest` and `latest`.
 
     >>> certain_skew(100, 110, 50), certain_skew(100, 110, 105), certain_skew(100, 110, 300)
     (50, 0, -190)
     """
-    return max(0, asked - clock) + min(0, answered - clock)
+    return max(0, earliest - clock) + min(0, latest - clock)

@@ -1,16 +1,17 @@
-"""A node as a member of a cluster: what it agrees on with the others, its copies, and who asks it for what.
+"""Run a node as a member of a cluster: what the nodes agree on, this node's copies, and the calls between nodes.
 
 Rules:
 
-1. What is agreed on (`broker.protocol.metadata.machine`) is applied in order, and then made so on this node
+1. What is agreed on (`broker.protocol.metadata.machine`) is applied in order, and then carried out on this node
    (`reconciling`).
-2. Whatever is proposed is proposed to the leader, by way of any node that knows it, until it is applied or the time is
-   up. It carries a name, so that it takes effect once. While no leader was found to send it to, nothing is in doubt: it
-   is refused when a publish would be (`NO_MASTER`), at once without a quorum.
-3. A node acts as a master while it has a lease; the leader grants them, and steers (`leasing`).
-4. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
-5. What this node serves itself, and what is passed on, is said by `serves`; by `sidelined`, while it takes no part.
-   A stream it has not heard of is not refused before the leader was asked how far it is.
+2. Every proposal goes to the leader, through any node that knows it, until it is applied or its time is up. It carries
+   a unique ID, so it takes effect once. As long as no leader was found to send it to, nothing is in doubt: it is
+   refused when a publish would be (`NO_MASTER`), at once without a quorum.
+3. A node acts as a master while it has a lease; the leader grants leases, and steers (`leasing`).
+4. If there is no leader for a while, the other nodes may have moved: all nodes that discovery finds are asked for their
+   identities.
+5. `serves` tells what this node serves itself, and what is passed on; while the node takes no part, `sidelined` does. A
+   stream that is unknown here is not refused before the leader has confirmed that this node knows all streams.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from railgun.broker.cluster.config import ClusterConfig
 from railgun.broker.cluster.consensus import Consensus, LostProposalError, NoLeaderError
 from railgun.broker.cluster.errors import ClusterError, NotYetError, RemovedError
 from railgun.broker.cluster.events import Events
-from railgun.broker.cluster.governing import CALLS, LEAVING, Governing
+from railgun.broker.cluster.governing import LEAVING, NODE_CALLS, Governing
 from railgun.broker.cluster.joining import Joining
 from railgun.broker.cluster.leasing import Leasing
 from railgun.broker.cluster.links import Identity, Lane, Links, PeerError
@@ -53,13 +54,13 @@ from railgun.broker.streams.routing import MASTER_WAIT, Here, Nobody, Place, The
 from railgun.errors import RailgunError, said
 from railgun.transport.commands import Blob
 
-PATIENCE: Final = 10.0  # seconds that a proposal may take
-STEER: Final = 0.1
-AGAIN: Final = 0.05
-LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
-POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
-END_S: Final = 1.0  # seconds for a master to tell where a stream ends
-SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
+PROPOSAL_TIMEOUT_S: Final = 10.0  # until a proposal fails
+RETRY_PAUSE_S: Final = 0.05
+LEADERLESS_S: Final = 2.0  # time without a leader before the other nodes are looked for
+POSITIONS_INTERVAL_S: Final = 5.0  # between two reports of the groups' positions
+END_TIMEOUT_S: Final = 1.0  # for a master to tell where a stream ends
+# Time for which it counts as certain that there is no stream of a name.
+ABSENCE_VALID_S: Final = 0.05
 VERSION: Final = "0.1"
 _LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Member:
         self.who = identity.load(disk)
         self.me = self.who.id
         self.info: dict[str, Any] = {}
-        """What others are told of this node."""
+        """What other nodes are told about this node."""
         self.failed: RailgunError | None = None
         self.links = Links(
             Identity(self.me, self.who.cluster),
@@ -96,7 +97,7 @@ class Member:
         self.regions = Regions(
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
-            self.called_by,
+            self.name_of,
             self._hand_over,
         )
         self.events = Events(node, self.links, self.me)
@@ -109,33 +110,35 @@ class Member:
         self.discovery: Discovery | None = None
         self.joining: Joining
         self.hint = ""
-        """Who is said to lead."""
+        """The ID of the leader according to other nodes, or an empty text."""
         self.clock_skew_s = 0.0
-        """By how much this node's clock is certainly ahead of the leader's; below 0: behind."""
+        """By how many seconds this node's clock is certainly ahead of the leader's; below 0: behind."""
         self.troubles: dict[str, str] = {}
-        """Why nodes can be nobody's master, by node, as the leader told last."""
+        """Why nodes may not be master, by node, as last told by the leader."""
         self.full = False
-        """Whether there is hardly any room on its disk."""
+        """Whether there is hardly any room on this node's disk."""
         self._changed: asyncio.Future[None] = self.loop.create_future()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._told_positions: dict[str, dict[str, int]] = {}
-        self._asking: set[str] = set()  # streams that nobody here has heard of: are there such?
-        self._absent: dict[str, float] = {}  # there are not, for so long
+        self._reported_positions: dict[str, dict[str, int]] = {}
+        self._uncertain: set[str] = set()  # unknown streams about which the leader is being asked
+        # Unknown streams that do not exist, and until when that is certain.
+        self._absent: dict[str, float] = {}
 
     # ------------------------------------------------------------ begin and end
 
     async def start(self, client: Address, http: str | None) -> list[str]:
-        """Listen for other nodes, and be a member, or become one; what there is to tell. `client`: for clients."""
+        """Listen for other nodes, and take part, or look for a cluster. `client`: the address for clients. Return
+        notes for people."""
         config = self.config
-        told: list[str] = []
+        notes: list[str] = []
         await self.links.listen(config.host, config.port)
         address = config.advertise or (config.host, self.links.port)
-        shown = config.advertise_client or client
+        client_address = config.advertise_client or client
         self.info = {
             "id": self.me,
-            "name": config.name or f"{shown[0]}-{shown[1]}".replace(":", "_"),
-            "host": shown[0],
-            "port": shown[1],
+            "name": config.name or f"{client_address[0]}-{client_address[1]}".replace(":", "_"),
+            "host": client_address[0],
+            "port": client_address[1],
             "cluster_host": address[0],
             "cluster_port": address[1],
             "regions": config.regions,
@@ -146,7 +149,7 @@ class Member:
         self.joining = Joining(self)
         if self.who.state != identity.ALONE:
             try:
-                told += self.begin()
+                notes += self.begin()
             except StorageError as error:
                 if not is_refusal(error):
                     raise
@@ -155,28 +158,29 @@ class Member:
             self._spawn(self.joining.find_cluster())
         if self.discovery is not None:
             self._spawn(self._announce(address))
-        self._spawn(self.reconciling.for_ever())
+        self._spawn(self.reconciling.run())
         self._spawn(self.leasing.renew_for_ever())
         self._spawn(self.leasing.steer_for_ever())
-        self._spawn(self._look_around())
-        return told
+        self._spawn(self._watch_cluster())
+        return notes
 
     def begin(self) -> list[str]:
-        """This node belongs to a cluster: take part. What it knew before stays known until it is told more."""
+        """Take part in the cluster of this node's identity. What the node knew before stays known until Raft tells
+        more. Return warnings."""
         who = self.who
         election = self.election
         settings = Settings(election=election, heartbeat=election / 8, lease=election * 0.7)
         consensus = Consensus(
-            *(self.me, self.disk, "cluster/raft", _Applied(self), self._send_raft),
+            *(self.me, self.disk, "cluster/raft", _MetadataMachine(self), self._send_raft),
             settings=settings,
             seed=secrets.randbits(32),
-            changed=self.leasing.led,
+            changed=self.leasing.raft_changed,
             failed=self.fail,
         )
-        told = consensus.open(Members(tuple(who.voters)) if who.voters else None)
-        if who.state == identity.MEMBER and not consensus.known:
+        warnings = consensus.open(Members(tuple(who.voters)) if who.voters else None)
+        if who.state == identity.MEMBER and not consensus.had_log:
             raise identity.LostIdentityError(
-                f"{self.disk.where('cluster/raft')} is gone: this node may have voted, and does not know any more. "
+                f"{self.disk.where('cluster/raft')} is gone: this node may have voted, and would not know. "
                 "Let it join as a new one, with an empty directory, and remove the old one (railgun cluster remove)"
             )
         if who.state != identity.MEMBER:
@@ -185,23 +189,23 @@ class Member:
         self.links.identity.cluster = who.cluster
         self.consensus = consensus
         consensus.start()
-        self.dirty()
-        return told
+        self.reconcile_soon()
+        return warnings
 
     @property
     def leader(self) -> str | None:
-        """Return who leads, if that is known; while this node takes no part, as the others say."""
+        """The ID of the leader, if it is known; while this node takes no part, according to the other nodes."""
         if self.failed is not None:
             return self.sidelined.leader
         return None if self.consensus is None else self.consensus.leader
 
     @property
     def election(self) -> float:
-        """How long nodes wait for a leader."""
+        """Seconds for which nodes wait for a leader."""
         return self.who.election or self.config.election()
 
     async def stop(self) -> None:
-        """Take no more part."""
+        """Take no more part, and close everything."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -230,170 +234,173 @@ class Member:
             await asyncio.sleep(1.0)
 
     def fail(self, error: RailgunError) -> None:
-        """Take no part any more, because of `error`: others serve in its place (`sidelined`)."""
+        """Take no part any more, because of `error`: other nodes serve in this node's place (`sidelined`)."""
         self.failed = error
         _LOG.critical("this node takes no part in its cluster any more: %s", error)
         for region in self.regions:
             region.lease = 0.0
         self.notify()
-        self._spawn(self.sidelined.until_it_can_write())
+        self._spawn(self.sidelined.run_until_writable())
 
     def was_removed(self) -> None:
-        """The leader does not know this node any more."""
+        """Take no part any more, because the leader says that this node was removed."""
         if self.failed is None:
             self.fail(
                 RemovedError(
-                    "it was removed. Stop it; to have it back, start it as a new one, with an empty directory"
+                    "this node was removed. Stop it; to have it back, start it as a new node, with an empty directory"
                 )
             )
 
-    # ------------------------------------------------------------ what is agreed on
+    # ------------------------------------------------------------ metadata
 
-    def dirty(self) -> None:
-        """There is something to be made so."""
-        self.reconciling.dirty()
+    def reconcile_soon(self) -> None:
+        """Ask for the metadata to be carried out on this node."""
+        self.reconciling.reconcile_soon()
 
-    def learn(self, metadata: Metadata) -> None:
-        """Know what was agreed on, unless more is known already: a log that is read again tells the past."""
+    def adopt(self, metadata: Metadata) -> None:
+        """Adopt metadata, unless this node knows newer metadata already: a log that is read again repeats the past."""
         if metadata.index >= self.metadata.index:
             self.metadata = metadata
-        self.dirty()
-        self.notify()  # who waits for an entry need not wait until it is made so
+        self.reconcile_soon()
+        self.notify()  # callers that wait for an entry need not wait until it is carried out
 
     def notify(self) -> None:
-        """Something has changed that others may wait for."""
+        """Wake up everything that waits for a change."""
         if not self._changed.done():
             self._changed.set_result(None)
         self._changed = self.loop.create_future()
 
-    async def propose(self, command: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
-        """Have a command applied, and return what comes of it.
+    async def propose(
+        self, command: dict[str, Any], timeout: float = PROPOSAL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Have a command applied, and return its result.
 
-        Raises `ClusterError` if it is refused, `NoMasterError` if nobody was there to send it to (nothing was changed),
-        and `NoLeaderError` if it was sent, and nobody knows what became of it.
+        Raise `ClusterError` if it is refused, `NoMasterError` if no leader was found to send it to (nothing was
+        changed), and `NoLeaderError` if it was sent and its outcome is unknown.
         """
-        given = {"request": secrets.token_hex(12), **command}
+        request = {"request": secrets.token_hex(12), **command}
         began = self.loop.time()
-        deadline, sent = began + timeout, False
+        deadline, is_sent = began + timeout, False
         while True:
             try:
-                told = await self._propose(given, deadline)
-                if told["result"].get("error", {}).get("code") != "NOT_FORMED":
+                applied = await self._propose(request, deadline)
+                if applied["result"].get("error", {}).get("code") != "NOT_FORMED":
                     break
-                given["request"] = secrets.token_hex(12)  # its first entry is under way
+                # The old ID would get the same result again.
+                request["request"] = secrets.token_hex(12)
                 error: RailgunError = NoLeaderError("the cluster is being formed")
-            except (NotLeaderError, LostProposalError, NoLeaderError) as wrong:
-                error = wrong
-                sent = sent or isinstance(wrong, LostProposalError)
-                if isinstance(wrong, NotLeaderError) and wrong.leader:
-                    self.hint = wrong.leader
-            patient_until = deadline if sent else min(deadline, began + self._master_wait)
-            hopeless = not sent and self.has_no_quorum
-            if hopeless or self.loop.time() + AGAIN >= patient_until:
+            except (NotLeaderError, LostProposalError, NoLeaderError) as failure:
+                error = failure
+                is_sent = is_sent or isinstance(failure, LostProposalError)
+                if isinstance(failure, NotLeaderError) and failure.leader:
+                    self.hint = failure.leader
+            give_up_at = deadline if is_sent else min(deadline, began + self._master_wait)
+            hopeless = not is_sent and self.has_no_quorum
+            if hopeless or self.loop.time() + RETRY_PAUSE_S >= give_up_at:
                 why = f"the cluster has no leader that can be reached: {said(error)}"
-                if not sent:
-                    raise NoMasterError(f"{why}. So nothing was changed", hopeless) from error
-                raise NoLeaderError(f"{why}. It may be done or not") from error
-            await asyncio.sleep(AGAIN)
-        result: dict[str, Any] = told["result"]
-        await self._seen(told["index"], deadline)
+                if not is_sent:
+                    raise NoMasterError(f"{why}. Nothing was changed", hopeless) from error
+                raise NoLeaderError(f"{why}. The change may have been made or not") from error
+            await asyncio.sleep(RETRY_PAUSE_S)
+        result: dict[str, Any] = applied["result"]
+        await self._wait_applied(applied["index"], deadline)
         if "error" in result:
             raise ClusterError(result["error"]["code"], result["error"]["text"])
         return result
 
-    async def _propose(self, given: dict[str, Any], deadline: float) -> dict[str, Any]:
+    async def _propose(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         consensus = self.consensus
         if consensus is None:
             raise NoLeaderError("this node is not a member of a cluster yet")
         if consensus.leads:
             async with asyncio.timeout_at(deadline):
-                applied: dict[str, Any] = await consensus.propose(json.dumps(given).encode())
+                applied: dict[str, Any] = await consensus.propose(json.dumps(request).encode())
                 return applied
-        left = max(0.1, deadline - self.loop.time())
+        left_s = max(0.1, deadline - self.loop.time())
         leader = self.leader or self.hint
         if leader and leader != self.me and self.links.is_up(leader):
             try:
-                return dict(await self.links.call(leader, "propose", {"command": given}, left))
+                return dict(await self.links.call(leader, "propose", {"command": request}, left_s))
             except PeerError as error:
                 if error.code == NotLeaderError.code:
                     raise NotLeaderError(str(error), None) from error
                 raise LostProposalError(str(error)) from error
         with contextlib.suppress(PeerError):
-            await self.ask_around(min(left, 1.0))
-        raise NoLeaderError("nobody leads, as far as this node knows")
+            await self.ask_around(min(left_s, 1.0))
+        raise NoLeaderError("this node knows no leader")
 
     async def ask_around(self, timeout: float) -> None:
-        """One of the others may know who leads."""
-        for other in self.links.known:
-            if self.links.is_up(other):
-                told = await self.links.call(other, "leader", {}, timeout)
-                if told and told != self.me:
-                    self.hint = str(told)
+        """Ask the other nodes for the leader, until one knows it."""
+        for peer in self.links.known:
+            if self.links.is_up(peer):
+                leader = await self.links.call(peer, "leader", {}, timeout)
+                if leader and leader != self.me:
+                    self.hint = str(leader)
                     return
 
-    async def _seen(self, index: int, deadline: float) -> None:
-        """Wait until this node has applied as much, and has done what follows; not for ever."""
+    async def _wait_applied(self, index: int, deadline: float) -> None:
+        """Wait until this node has applied entry `index`, at most until `deadline`."""
         while self.loop.time() < deadline and self.metadata.index < index:
             await self.wait_for_change(0.1)
 
     async def wait_for_change(self, timeout: float) -> None:
-        """Until something has changed, or the time is up."""
+        """Wait until something has changed, for at most `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await asyncio.shield(self._changed)
 
-    # ------------------------------------------------------------ news
+    # ------------------------------------------------------------ watching
 
     @property
     def trouble(self) -> str:
-        """Why this node cannot be anybody's master, if so."""
-        found = self.node.displaced or next(
-            (one.trouble for one in self.regions if one.trouble), ""
+        """Why this node may not be master of any region, or an empty text."""
+        trouble = self.node.displaced or next(
+            (region.trouble for region in self.regions if region.trouble), ""
         )
-        return found or self.reconciling.undone or (LEAVING if self.governing.leaving else "")
+        return trouble or self.reconciling.undone or (LEAVING if self.governing.leaving else "")
 
-    def _look_for_room(self) -> None:
-        """See whether another node should rather be master, because its disk has room."""
+    def _check_room(self) -> None:
+        """Check whether another node should rather be master, because this node's disk is nearly full."""
         with contextlib.suppress(OSError):
             self.full = self.disk.free() < (2 * MIN_FREE_BYTES if self.full else MIN_FREE_BYTES)
 
-    async def _look_around(self) -> None:
-        """If nobody leads for a while, the others may have moved. And tell how far groups are, now and then."""
-        alone = 0.0
-        beat = 0.0
+    async def _watch_cluster(self) -> None:
+        """Look for nodes that have moved while there is no leader, and report the positions of groups now and then."""
+        leaderless_s = 0.0
+        since_report_s = 0.0
         while True:
             await asyncio.sleep(0.5)
-            self.overview.look()
-            self._look_for_room()
+            self.overview.observe()
+            self._check_room()
             consensus = self.consensus
             if consensus is None:
                 continue
             try:
                 consensus.check_files()
-                alone = 0.0 if self.leader else alone + 0.5
+                leaderless_s = 0.0 if self.leader else leaderless_s + 0.5
                 if self.failed is None and self.leader is not None:
                     self.sidelined.forget()
-                elif self.failed is None and alone >= LOST_SIGHT:
-                    await self.sidelined.hear_news()
-                if alone >= LOST_SIGHT and self.discovery is not None:
-                    self.reconciling.addresses = await self.joining.whereabouts()
-                    self.dirty()
-                if self.leader or alone >= LOST_SIGHT:
-                    await self._tell_news()
-                beat += 0.5
-                if beat >= POSITIONS:
-                    beat = 0.0
-                    await self._note_positions()
-            except (RailgunError, OSError) as error:  # a TimeoutError is one
-                _LOG.info("looking around: %s", error)
+                elif self.failed is None and leaderless_s >= LEADERLESS_S:
+                    await self.sidelined.ask_news()
+                if leaderless_s >= LEADERLESS_S and self.discovery is not None:
+                    self.reconciling.addresses = await self.joining.find_members()
+                    self.reconcile_soon()
+                if self.leader or leaderless_s >= LEADERLESS_S:
+                    await self._announce_changes()
+                since_report_s += 0.5
+                if since_report_s >= POSITIONS_INTERVAL_S:
+                    since_report_s = 0.0
+                    await self._report_positions()
+            except (RailgunError, OSError) as error:  # includes TimeoutError
+                _LOG.info("watching the cluster: %s", error)
             except Exception:
-                _LOG.exception("looking around has failed in a way nobody has thought of")
+                _LOG.exception("watching the cluster failed unexpectedly")
 
-    async def _tell_news(self) -> None:
-        """Let the others know where this node is, and what it is, if they believe something else."""
+    async def _announce_changes(self) -> None:
+        """Tell the cluster this node's addresses and properties, if the metadata says something else."""
         mine = self.metadata.nodes.get(self.me)
         if self.failed is not None or (mine is None and self.metadata.cluster):
-            return  # it takes no part, or was removed
+            return  # this node takes no part, or was removed
         if mine is None or not mine.same_as(NodeInfo.of(self.info, mine.index)):
             try:
                 await self.propose({"do": "node", "node": self.info}, timeout=2.0)
@@ -402,36 +409,40 @@ class Member:
                     raise
                 self.was_removed()
 
-    async def _note_positions(self) -> None:
-        """Existence and coarse positions of groups, for everybody to know."""
+    async def _report_positions(self) -> None:
+        """Report which groups there are, and their approximate positions, to all nodes."""
         for region in self.regions:
             if not region.led:
                 continue
             positions: dict[str, dict[str, int]] = {}
             for id, copy in region.streams.items():
                 if copy.leads:
-                    drivers = [one for one in copy.stream.groups.values() if one.tracked]
-                    positions[str(id)] = {one.name: one.group.floor for one in drivers}
-            before = self._told_positions
+                    drivers = [driver for driver in copy.stream.groups.values() if driver.tracked]
+                    positions[str(id)] = {driver.name: driver.group.floor for driver in drivers}
+            reported = self._reported_positions
             gone = [
                 [id, group]
                 for id, groups in self.metadata.catalogue.groups.items()
                 for group in groups
                 if str(id) in positions and group not in positions[str(id)]
             ]
-            news = {id: one for id, one in positions.items() if one and one != before.get(id)}
-            if news or gone:
+            changed = {
+                id: offsets
+                for id, offsets in positions.items()
+                if offsets and offsets != reported.get(id)
+            }
+            if changed or gone:
                 command = {"do": "groups", "region": region.name, "epoch": region.led}
-                await self.propose({**command, "positions": news, "gone": gone}, timeout=2.0)
-                self._told_positions = before | news
+                await self.propose({**command, "positions": changed, "gone": gone}, timeout=2.0)
+                self._reported_positions = reported | changed
 
-    # ------------------------------------------------------------ what other nodes say
+    # ------------------------------------------------------------ messages of other nodes
 
     def _send_raft(self, to: str, message: Any) -> None:
         self.links.send(to, "raft", encode_message(message))
 
     def received(self, sender: str, lane: Lane, command: Any, blob: Blob) -> None:
-        """A message of another node."""
+        """Handle a message of another node."""
         if lane == "raft" and self.consensus is not None:
             self.consensus.step(sender, decode_message(command))
         elif lane == "data":
@@ -440,7 +451,7 @@ class Member:
             self.events.received(sender, command, blob)
 
     def up(self, peer: str, lane: Lane) -> None:
-        """There is a new connection."""
+        """Handle a new connection to a node."""
         if lane == "data":
             self.regions.up(peer)
         elif lane == "events":
@@ -448,7 +459,7 @@ class Member:
         self.notify()
 
     def down(self, peer: str, lane: Lane) -> None:
-        """A connection is lost."""
+        """Handle a lost connection to a node."""
         if lane == "data":
             self.regions.down(peer)
         elif lane == "events":
@@ -456,7 +467,7 @@ class Member:
         self.notify()
 
     async def called(self, sender: str, name: str, arguments: dict[str, Any]) -> Any:
-        """Another node asks for something."""
+        """Run a call of another node, and return its result."""
         match name:
             case "renew":
                 return self.leasing.grant(sender, arguments.get("report") or {})
@@ -474,98 +485,100 @@ class Member:
                 return [self.node.describe(name) for name in self.led_streams()]
             case "whoami" | "form" | "join":
                 return await self.joining.called(name, arguments)
-            case _ if name in CALLS:
+            case _ if name in NODE_CALLS:
                 return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
-    def called_by(self, id: str) -> str:
-        """Return the name of a node by its id; the id, if no such node is known."""
+    def name_of(self, id: str) -> str:
+        """Return the name of a node by its ID; the ID itself if no such node is known."""
         node = self.metadata.nodes.get(id)
         return id if node is None else node.name
 
     async def _hand_over(self, region: str) -> bool:
-        """Let another node be master of a region; return whether one is, or is about to be."""
-        self.leasing.hurry()  # the leader has to know of the trouble, if it asks again
+        """Let another node be master of a region. Return whether another node is, or is about to be."""
+        self.leasing.renew_soon()  # the leader has to know of this node's trouble before it chooses
         return await self.governing.give_way(region)
 
     def led_streams(self) -> list[str]:
-        """The streams that this node is the master of, and serves."""
+        """Return the names of the streams that this node serves as their master."""
         return [copy.stream.name for r in self.regions for copy in r.streams.values() if copy.leads]
 
-    # ------------------------------------------------------------ what the node asks for
+    # ------------------------------------------------------------ calls of this node's clients
 
-    async def ensure(self, name: str, asked: dict[str, Any], mode: Mode) -> dict[str, Any]:
-        """Make a stream what it is asked to be, on all nodes."""
-        asked = dict(asked)
-        region = asked.pop("region", None)
+    async def ensure(self, name: str, requested: dict[str, Any], mode: Mode) -> dict[str, Any]:
+        """Create or change a stream on all nodes, so that it has the requested settings."""
+        requested = dict(requested)
+        region = requested.pop("region", None)
         command: dict[str, Any] = {
             "do": "ensure",
             "name": name,
-            "asked": asked,
+            "asked": requested,
             "mode": mode,
             **({"region": region} if region else {}),
         }
         while True:
             stream = self.metadata.streams.get(name)
             existing = None if stream is None else dict(stream.settings)
-            # What it will be if it is made, also if the stream that is there now is gone by then: valid in any case.
-            command["defaults"] = asdict(StreamSettings.merged(existing, asked))
+            # The settings of a new stream, valid even if the existing stream is deleted meanwhile.
+            command["defaults"] = asdict(StreamSettings.merged(existing, requested))
             if existing is not None:
                 command["seen"] = existing
             try:
-                told = await self.propose(command)  # who uses it waits until it is there
-                return {"result": told["result"], "differs": told.get("differs", {})}
+                applied = await self.propose(command)  # waits until this node has applied it
+                return {"result": applied["result"], "differs": applied.get("differs", {})}
             except ClusterError as error:
                 if error.code != "CHANGED":
                     raise
 
     def region_of(self, name: str) -> str | None:
-        """Where a stream is kept."""
+        """Return the region of a stream, or None if it is unknown."""
         info = self.metadata.streams.get(name)
         return None if info is None else info.region
 
     async def delete(self, name: str, dead_letters: bool) -> dict[str, Any]:
-        """Take a stream away, on all nodes."""
-        told = await self.propose({"do": "delete", "name": name, "dead_letters": dead_letters})
+        """Delete a stream on all nodes, with its stream of dead letters if `dead_letters`."""
+        result = await self.propose({"do": "delete", "name": name, "dead_letters": dead_letters})
         deadline = self.loop.time() + 1.0
-        while self.loop.time() < deadline and any(n in self.node.streams for n in told["deleted"]):
+        while self.loop.time() < deadline and any(
+            deleted_name in self.node.streams for deleted_name in result["deleted"]
+        ):
             await self.wait_for_change(0.05)
-        return {"deleted": told["deleted"]}
+        return {"deleted": result["deleted"]}
 
     async def make_beside(self, stream: str, name: str, settings: StreamSettings) -> None:
-        """Make a stream that keeps something for another one, in its region; returns when it is there."""
+        """Create a stream that stores something for the stream `stream`, in its region. Return when it exists here."""
         info = self.metadata.streams.get(stream)
         if info is None:
             raise NoStreamError(f"there is no stream {stream!r}")
-        asked = {"id_box": settings.id_box, "region": info.region}
-        await self.ensure(name, asked, "warn")
-        deadline = self.loop.time() + PATIENCE
+        requested = {"id_box": settings.id_box, "region": info.region}
+        await self.ensure(name, requested, "warn")
+        deadline = self.loop.time() + PROPOSAL_TIMEOUT_S
         while name not in self.node.streams and self.loop.time() < deadline:
             await self.wait_for_change(0.1)
         if name not in self.node.streams:
-            raise NoMasterError(f"{name!r} is not there yet")
+            raise NoMasterError(f"{name!r} was not created on this node in time: try again")
 
     async def describe_all(self) -> list[dict[str, Any]]:
-        """All streams of the cluster, as their masters describe them."""
+        """Return all streams of the cluster, as their masters describe them."""
         return await self.overview.streams()
 
     async def administer(self, call: str, arguments: dict[str, Any]) -> Any:
-        """Do one of the calls that are about the cluster itself."""
+        """Run one of the calls that concern the cluster itself."""
         return await self.governing.administer(call, arguments)
 
     async def elsewhere(self, call: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
-        """Let the master of a stream do a call, if that is another node."""
+        """Let the master of a stream run a call. Return whether it is another node, and its result."""
         return await self.governing.elsewhere(call, arguments)
 
     def status(self) -> dict[str, Any]:
-        """How the cluster is, as far as this node knows."""
+        """Return the state of the cluster, as far as this node knows."""
         return self.overview.status()
 
     def reasons(self) -> dict[str, str]:
-        """Why this node is of no use, by code."""
+        """Return why this node cannot serve clients, by code."""
         return self.overview.reasons()
 
-    # ------------------------------------------------------------ where streams are served
+    # ------------------------------------------------------------ the place of a stream
 
     @property
     def master_wait(self) -> float:
@@ -574,28 +587,28 @@ class Member:
 
     @property
     def _master_wait(self) -> float:
-        """The same, also before anything was agreed on."""
+        """`master_wait`, with a default before the settings are agreed on."""
         return self.master_wait or MASTER_WAIT
 
     def seconds(self, setting: str) -> float:
-        """Return a setting of the cluster that is a number of seconds."""
+        """Return the cluster's setting `setting`, a number of seconds."""
         return self.metadata.seconds(setting) or 0.0
 
     @property
     def cluster_id(self) -> str:
-        """What tells this cluster from others; empty: it is not formed yet."""
+        """The ID of the cluster; empty before it is formed."""
         return self.who.cluster or self.metadata.cluster or ""
 
     def serves(self, stream: str, write: bool) -> Place:
-        """Who serves a stream."""
+        """Return the place that serves a stream. Raise `NoStreamError` if there is certainly no such stream."""
         if self.failed is not None and not self._is_ephemeral(stream):
             place = self.sidelined.place(stream, write)
         else:
             place = self._place(stream, write)
-        in_vain = isinstance(place, Nobody) or (write and isinstance(place, There))
-        if in_vain and self.has_no_quorum:  # no master has a lease either
-            told = "there is no quorum: nobody leads, as far as this node knows"
-            return Nobody(NoMasterError(told), hopeless=True)
+        unserved = isinstance(place, Nobody) or (write and isinstance(place, There))
+        if unserved and self.has_no_quorum:  # without a quorum, no master has a lease either
+            error_text = "there is no quorum: this node knows no leader"
+            return Nobody(NoMasterError(error_text), hopeless=True)
         return place
 
     def _is_ephemeral(self, stream: str) -> bool:
@@ -604,7 +617,7 @@ class Member:
 
     @property
     def has_no_quorum(self) -> bool:
-        """Return whether no node within reach has known a leader for longer than anybody waits for a master."""
+        """Whether no node within reach has known a leader for longer than a write waits for a master."""
         is_member = self.who.state != identity.ALONE and not isinstance(self.failed, RemovedError)
         if self.leader is not None or self.sidelined.leader is not None:
             return False
@@ -613,107 +626,113 @@ class Member:
     def _place(self, stream: str, write: bool) -> Place:
         info = self.metadata.streams.get(stream)
         if info is None:
-            kept = self.node.streams.get(stream)
-            lost_sight = not self.metadata.cluster or self.has_no_quorum
-            if not write and lost_sight and isinstance(kept, Persistent):
-                return (
-                    Here()
-                )  # after a restart without a leader, nobody tells which streams there are
+            local_copy = self.node.streams.get(stream)
+            is_uncertain = not self.metadata.cluster or self.has_no_quorum
+            if not write and is_uncertain and isinstance(local_copy, Persistent):
+                # After a restart without a leader, the list of streams is unknown.
+                return Here()
             if not self.metadata.cluster:
                 return Nobody(NotYetError("this node is not a member of a cluster yet"))
-            return self._unknown(stream)
-        here = self.node.streams.get(stream)
+            return self._unknown_place(stream)
+        local_stream = self.node.streams.get(stream)
         if self._is_ephemeral(stream):
-            return Here() if here is not None else Nobody(NoMasterError("it is being made here"))
-        there = self.metadata.regions[info.region]
+            return (
+                Here()
+                if local_stream is not None
+                else Nobody(NoMasterError("it is being created on this node"))
+            )
+        region_info = self.metadata.regions[info.region]
         copy = self.regions.get(info.region).streams.get(info.id)
         if not write and copy is not None and (copy.acting or not copy.trouble):
             return Here()
-        if there.master == self.me:
+        if region_info.master == self.me:
             if copy is not None and (copy.acting or not write):
                 return Here()
             region = self.regions.get(info.region)
             if write and copy is not None and region.has_no_heir and copy.trouble:
                 raise copy.trouble_error
-            return Nobody(NoMasterError(f"{stream!r}: its master has begun, and is not ready yet"))
-        for other in [there.master] if write else [there.master, *there.voting]:
-            node = self.metadata.nodes.get(other or "")
+            return Nobody(NoMasterError(f"{stream!r}: its master is not ready yet"))
+        for candidate in (
+            [region_info.master] if write else [region_info.master, *region_info.voting]
+        ):
+            node = self.metadata.nodes.get(candidate or "")
             if node is not None and node.id != self.me and self.links.is_up(node.id):
                 return There(node.id, node.host, node.port)
         if not write and copy is not None:
-            return Here()  # it cannot be written, and lacks what is new: nobody else can be asked
+            return Here()  # the copy lacks new messages, but no other node can be asked
         return Nobody(NoMasterError(f"the master of region {info.region!r} cannot be reached"))
 
-    def _unknown(self, stream: str) -> Place:
-        """There is no such stream, or this node has not heard of it yet: it is refused when that is sure."""
+    def _unknown_place(self, stream: str) -> Place:
+        """Return the place of a stream that this node does not know. Raise `NoStreamError` if it certainly does not
+        exist."""
         if self._absent.get(stream, 0.0) > self.loop.time():
             raise NoStreamError(
                 f"there is no stream {stream[:200]!r}: make it (railgun stream ensure)"
             )
-        if stream not in self._asking and self.consensus is not None:
-            self._asking.add(stream)
-            self.node.spawn(self._make_sure(stream, self.consensus))
-        told = f"nobody leads who could tell whether there is a stream {stream[:200]!r}"
-        return Nobody(NoMasterError(told))
+        if stream not in self._uncertain and self.consensus is not None:
+            self._uncertain.add(stream)
+            self.node.spawn(self._confirm_absence(stream, self.consensus))
+        error_text = f"there is no leader to confirm whether there is a stream {stream[:200]!r}"
+        return Nobody(NoMasterError(error_text))
 
-    async def _make_sure(self, stream: str, consensus: Consensus) -> None:
-        """Hear of all that was agreed on up to now."""
+    async def _confirm_absence(self, stream: str, consensus: Consensus) -> None:
+        """Apply everything committed up to now, after which an unknown stream certainly does not exist."""
         try:
             await consensus.barrier()
             now = self.loop.time()
             self._absent = {name: until for name, until in self._absent.items() if until > now}
-            self._absent[stream] = now + SURE
+            self._absent[stream] = now + ABSENCE_VALID_S
         except RailgunError:
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_PAUSE_S)
         finally:
-            self._asking.discard(stream)
+            self._uncertain.discard(stream)
             self.notify()
 
     async def end(self, stream: str) -> int | None:
-        """Ask the master where a stream ends; None: it does not answer, is none any more, or has another stream."""
-        here = self.node.streams.get(stream)
+        """Ask the master where a stream ends. Return None if it does not answer, or has another stream of that name."""
+        local_stream = self.node.streams.get(stream)
         try:
             place = self.serves(stream, write=True)
-            if here is None or not isinstance(place, There):
+            if local_stream is None or not isinstance(place, There):
                 return None
-            asked = {"call": "describe", "arguments": {"name": stream}}
-            told = await self.links.call(place.node, "admin", asked, END_S)
+            request = {"call": "describe", "arguments": {"name": stream}}
+            description = await self.links.call(place.node, "admin", request, END_TIMEOUT_S)
         except RailgunError:
             return None
-        is_same = told.get("identity") == self.node.identity_of(here)
-        return int(told["end"]) if is_same and "from_copy" not in told else None
+        is_same = description.get("identity") == self.node.identity_of(local_stream)
+        return int(description["end"]) if is_same and "from_copy" not in description else None
 
     async def wait(self, stream: str, write: bool) -> None:
-        """Until the answer may be another one."""
+        """Wait until the result of `serves` may be different."""
         await self.wait_for_change(1.0)
 
     def nodes(self) -> list[tuple[str, int]]:
-        """Where clients reach the nodes there are."""
-        return [(one.host, one.port) for one in self.metadata.nodes.values()]
+        """Return the addresses of all nodes for clients."""
+        return [(node.host, node.port) for node in self.metadata.nodes.values()]
 
 
-class _Applied:
-    """Entries of Raft, as the metadata has them."""
+class _MetadataMachine:
+    """Applies entries of Raft to the metadata."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._metadata = Metadata()  # which may be older than what the member knows
+        self._metadata = Metadata()  # may be older than the member's metadata
 
     def apply(self, index: int, data: bytes) -> Any:
-        """An entry."""
+        """Apply an entry. Return its index and the result."""
         try:
             command = json.loads(data)
         except ValueError:
             command = None
         result = self._metadata.apply(index, command)
-        self._member.learn(self._metadata)
+        self._member.adopt(self._metadata)
         return {"index": index, "result": result}
 
     def snapshot(self) -> bytes:
-        """All that was applied."""
+        """Return the metadata after all applied entries."""
         return json.dumps(self._metadata.dump()).encode()
 
     def restore(self, index: int, data: bytes) -> None:
-        """Be what a snapshot says."""
+        """Replace the metadata by a snapshot's."""
         self._metadata = Metadata.load(json.loads(data)) if data else Metadata()
-        self._member.learn(self._metadata)
+        self._member.adopt(self._metadata)

@@ -1,11 +1,12 @@
-"""What nodes say to each other to agree, and what they keep of it, as protobuf (`proto/raft.proto`).
+"""Encode and decode Raft's messages, and what is kept of its log, as protobuf (`proto/raft.proto`).
 
 Rules:
 
-1. Every message of `broker.protocol.raft.messages` comes back as it was; so do entries, hard states and snapshots.
-2. The machine trusts its peers to say what Raft has them say. What no node says that keeps the rules of form is
-   refused here, as a `FrameError`: entries that do not follow each other, a piece that lies outside of its snapshot,
-   a leader without a term, numbers that no log will ever reach.
+1. Every message of `broker.protocol.raft.messages` is decoded to what was encoded; so are entries, hard states and
+   snapshots.
+2. The machine trusts its peers to follow Raft. A message that no correct node sends is refused here, as a `FrameError`:
+   entries that do not follow each other, a piece outside of its snapshot, a leader without a term, numbers that no log
+   will ever reach.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from railgun.broker.protocol.raft.messages import (
 from railgun.transport.commands import FrameError
 from railgun.transport.proto import raft_pb2 as r
 
-Spoken: TypeAlias = (
+WireMessage: TypeAlias = (
     r.AskVote
     | r.Vote
     | r.Append
@@ -43,25 +44,25 @@ Spoken: TypeAlias = (
     | r.AskRead
     | r.ReadAt
 )
-MOST: Final = 1 << 62
-"""Terms and indexes stay below it: one may be added to them many times."""
+MAX_NUMBER: Final = 1 << 62
+"""Upper bound of terms and indexes: they can be incremented many times below it."""
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- stored data
 
 
 def encode_members(members: Members) -> r.Members:
-    """Who takes part."""
+    """Encode the voters and learners."""
     return r.Members(voters=members.voters, learners=members.learners)
 
 
-def decode_members(told: r.Members) -> Members:
-    """Who takes part."""
-    return Members(tuple(told.voters), tuple(told.learners))
+def decode_members(stored: r.Members) -> Members:
+    """Decode the voters and learners."""
+    return Members(tuple(stored.voters), tuple(stored.learners))
 
 
 def encode_entry(entry: Entry) -> r.Entry:
-    """One line of the log.
+    """Encode an entry of the log.
 
     >>> decode_entry(encode_entry(Entry(7, 2, b"x", Members(("a",)))))
     Entry(index=7, term=2, data=b'x', members=Members(voters=('a',), learners=()))
@@ -70,24 +71,24 @@ def encode_entry(entry: Entry) -> r.Entry:
     return r.Entry(index=entry.index, term=entry.term, data=entry.data, members=members)
 
 
-def decode_entry(told: r.Entry) -> Entry:
-    """One line of the log."""
-    members = decode_members(told.members) if told.HasField("members") else None
-    return Entry(told.index, told.term, told.data, members)
+def decode_entry(stored: r.Entry) -> Entry:
+    """Decode an entry of the log."""
+    members = decode_members(stored.members) if stored.HasField("members") else None
+    return Entry(stored.index, stored.term, stored.data, members)
 
 
 def encode_hard(hard: Hard) -> r.Hard:
-    """The term and the vote."""
+    """Encode the hard state: the term and the vote."""
     return r.Hard(term=hard.term, vote=hard.vote or "")
 
 
-def decode_hard(told: r.Hard) -> Hard:
-    """The term and the vote."""
-    return Hard(told.term, told.vote or None)
+def decode_hard(stored: r.Hard) -> Hard:
+    """Decode the hard state: the term and the vote."""
+    return Hard(stored.term, stored.vote or None)
 
 
 def encode_snapshot(snapshot: Snapshot) -> r.Snapshot:
-    """All that was applied up to an index."""
+    """Encode a snapshot: the state up to an index."""
     return r.Snapshot(
         index=snapshot.index,
         term=snapshot.term,
@@ -96,16 +97,16 @@ def encode_snapshot(snapshot: Snapshot) -> r.Snapshot:
     )
 
 
-def decode_snapshot(told: r.Snapshot) -> Snapshot:
-    """All that was applied up to an index."""
-    return Snapshot(told.index, told.term, decode_members(told.members), told.data)
+def decode_snapshot(stored: r.Snapshot) -> Snapshot:
+    """Decode a snapshot: the state up to an index."""
+    return Snapshot(stored.index, stored.term, decode_members(stored.members), stored.data)
 
 
-# ---------------------------------------------------------------- what nodes say
+# ---------------------------------------------------------------- messages
 
 
-def encode_message(message: Message) -> Spoken:
-    """A message, for the wire.
+def encode_message(message: Message) -> WireMessage:
+    """Encode a message for the wire.
 
     >>> decode_message(encode_message(ReadAt(3, 9, None)))
     ReadAt(term=3, number=9, index=None)
@@ -145,75 +146,88 @@ def encode_message(message: Message) -> Spoken:
             return r.ReadAt(term=term, number=number, index=index or 0, known=index is not None)
 
 
-def decode_message(told: Any) -> Message:
-    """A message that came; `FrameError` if no node says that."""
-    match told:
+def decode_message(message: Any) -> Message:
+    """Decode a message. Raise `FrameError` if no correct node sends it."""
+    match message:
         case r.Append():
-            return _append(told)
+            return _append(message)
         case r.Appended():
-            _check_numbers(told.term, told.index, told.hint_term)
-            return Appended(told.term, told.ok, told.index, told.round, told.hint, told.hint_term)
+            _check_numbers(message.term, message.index, message.hint_term)
+            return Appended(
+                message.term,
+                message.ok,
+                message.index,
+                message.round,
+                message.hint,
+                message.hint_term,
+            )
         case r.AskVote():
-            _check_numbers(told.term, told.last_index, told.last_term)
-            _check_term(told.term)
-            return AskVote(told.term, told.last_index, told.last_term, told.pre, told.transfer)
+            _check_numbers(message.term, message.last_index, message.last_term)
+            _check_term(message.term)
+            return AskVote(
+                message.term, message.last_index, message.last_term, message.pre, message.transfer
+            )
         case r.Vote():
-            _check_numbers(told.term)
-            return Vote(told.term, told.granted, told.pre)
+            _check_numbers(message.term)
+            return Vote(message.term, message.granted, message.pre)
         case r.Install():
-            return _install(told)
+            return _install(message)
         case r.Installing():
-            _check_numbers(told.term, told.index)
-            return Installing(told.term, told.index, told.offset, told.round)
+            _check_numbers(message.term, message.index)
+            return Installing(message.term, message.index, message.offset, message.round)
         case r.Campaign():
-            _check_numbers(told.term)
-            _check_term(told.term)
-            return Campaign(told.term)
+            _check_numbers(message.term)
+            _check_term(message.term)
+            return Campaign(message.term)
         case r.AskRead():
-            _check_numbers(told.term)
-            return AskRead(told.term, told.number)
+            _check_numbers(message.term)
+            return AskRead(message.term, message.number)
         case r.ReadAt():
-            _check_numbers(told.term, told.index)
-            return ReadAt(told.term, told.number, told.index if told.known else None)
+            _check_numbers(message.term, message.index)
+            return ReadAt(message.term, message.number, message.index if message.known else None)
         case _:
-            raise FrameError(f"{type(told).__name__} is nothing that Raft says")
+            raise FrameError(f"{type(message).__name__} is not a message of Raft")
 
 
-def _append(told: r.Append) -> Append:
-    entries = tuple(map(decode_entry, told.entries))
-    _check_numbers(told.term, told.prev_index, told.prev_term, told.commit)
-    _check_term(told.term)
-    term = told.prev_term
-    for at, entry in enumerate(entries, told.prev_index + 1):
-        if entry.index != at:
-            raise FrameError(f"entry {entry.index} came where {at} should be")
-        if not term <= entry.term <= told.term:
+def _append(message: r.Append) -> Append:
+    entries = tuple(map(decode_entry, message.entries))
+    _check_numbers(message.term, message.prev_index, message.prev_term, message.commit)
+    _check_term(message.term)
+    term = message.prev_term
+    for index, entry in enumerate(entries, message.prev_index + 1):
+        if entry.index != index:
+            raise FrameError(f"entry {entry.index} came where {index} should be")
+        if not term <= entry.term <= message.term:
             raise FrameError(
-                f"entry {at} is of term {entry.term}, after {term}, from a leader of {told.term}"
+                f"entry {index} is of term {entry.term}, after {term}, from a leader of {message.term}"
             )
         term = entry.term
-    return Append(told.term, told.prev_index, told.prev_term, entries, told.commit, told.round)
+    return Append(
+        message.term, message.prev_index, message.prev_term, entries, message.commit, message.round
+    )
 
 
-def _install(told: r.Install) -> Install:
-    snapshot = decode_snapshot(told.snapshot)
-    _check_numbers(told.term, snapshot.index, snapshot.term)
-    _check_term(told.term)
+def _install(message: r.Install) -> Install:
+    snapshot = decode_snapshot(message.snapshot)
+    _check_numbers(message.term, snapshot.index, snapshot.term)
+    _check_term(message.term)
     if snapshot.data:
         raise FrameError("a piece of a snapshot came with the whole")
-    if told.offset + len(told.data) > told.size:
+    if message.offset + len(message.data) > message.size:
         raise FrameError(
-            f"{len(told.data)} bytes at {told.offset} of a snapshot that has {told.size}"
+            f"{len(message.data)} bytes at {message.offset} of a snapshot that has {message.size}"
         )
-    return Install(told.term, snapshot, told.offset, told.data, told.size, told.round)
+    return Install(
+        message.term, snapshot, message.offset, message.data, message.size, message.round
+    )
 
 
 def _check_numbers(*numbers: int) -> None:
     for number in numbers:
-        if number >= MOST:
-            raise FrameError(f"there is no term and no index {number}")
+        if number >= MAX_NUMBER:
+            raise FrameError(f"{number} is too large for a term or an index")
 
 
 def _check_term(term: int) -> None:
     if not term:
-        raise FrameError("who leads, or wants to, has a term")
+        raise FrameError("a leader or candidate needs a term above 0")

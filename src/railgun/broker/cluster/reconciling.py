@@ -1,13 +1,13 @@
-"""Makes so on this node what all have agreed on: connections, files of streams, roles in regions.
+"""Bring this node in line with the agreed metadata: connections, files of streams, roles in regions.
 
 Rules:
 
-1. One task compares what is with what is to be. So it may be cut off at any point, and goes on from there after a
-   restart; what cannot be done now is tried again a second later. A stream that cannot be had holds up no other, and
-   no role; as long as there is one, the node is nobody's master (`undone`).
+1. One task compares the actual state with the agreed one. So it may be interrupted at any point, and goes on after a
+   restart; what cannot be done now is tried again a second later. A stream that cannot be created delays no other
+   stream, and no role; as long as there is such a stream, the node may not be master (`undone`).
 2. Files of a stream are removed if the metadata says that this very stream was deleted, and for no other reason.
-3. A copy that was here and is not here any more is made anew, and knows that it has lost something. So it is written
-   down which copies were ever made here.
+3. A copy that was on this node and is missing is made anew, and marked as having lost data. For that, the node records
+   which copies it has ever made.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from railgun.errors import RailgunError
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member
 
-_MADE: Final = Fold[int](lambda _, change: int(change), lambda n: b"%d" % n, int)
+_MADE_FOLD: Final = Fold[int](lambda _, change: int(change), lambda n: b"%d" % n, int)
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Reconciling:
-    """See the rules of the module."""
+    """The task that carries out the agreed metadata: see the rules of the module."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self.addresses: dict[str, Address] = {}
-        """Where nodes were found, if not where they were."""
-        self._made, made = GroupLog.open(member.disk, "cluster/made", _MADE)
+        """Addresses of nodes that were found elsewhere than the metadata says."""
+        self._made, made = GroupLog.open(member.disk, "cluster/made", _MADE_FOLD)
         self._made_ids = {int(id) for id in made}
         self.undone = ""
-        """Why something that was agreed on is not so here, if so."""
-        self._dirty = asyncio.Event()
+        """Why the agreed metadata could not be carried out here, or an empty text."""
+        self._requested = asyncio.Event()
 
-    def dirty(self) -> None:
-        """There is something to be made so."""
-        self._dirty.set()
+    def reconcile_soon(self) -> None:
+        """Ask for another comparison with the metadata."""
+        self._requested.set()
 
     def close(self) -> None:
-        """Leave its file."""
+        """Close the record of copies."""
         self._made.close()
 
-    async def for_ever(self) -> None:
-        """Whenever there is something to be made so."""
+    async def run(self) -> None:
+        """Carry out the metadata whenever it has changed."""
         while True:
-            await self._dirty.wait()
-            self._dirty.clear()
+            await self._requested.wait()
+            self._requested.clear()
             before, undone = self.undone, ""
             try:
                 await self._reconcile()
             except RailgunError as error:
                 undone = str(error)
                 if undone != before:
-                    _LOG.error("what was agreed on cannot be done now: %s", error)
-                self._member.loop.call_later(1.0, self.dirty)
+                    _LOG.error("the agreed metadata cannot be carried out now: %s", error)
+                self._member.loop.call_later(1.0, self.reconcile_soon)
             except Exception:
-                _LOG.exception("what was agreed on cannot be done, in a way nobody has thought of")
-                self._member.loop.call_later(1.0, self.dirty)
+                _LOG.exception("carrying out the agreed metadata failed unexpectedly")
+                self._member.loop.call_later(1.0, self.reconcile_soon)
             self.undone = undone
             self._member.notify()
 
@@ -84,60 +84,61 @@ class Reconciling:
                 for region in regions:
                     region.remove(stream.id)
                 await node.drop(name)
-        wrong: RailgunError | None = None
+        failure: RailgunError | None = None
         for info in list(metadata.streams.values()):
             try:
-                await self._have(info)
+                await self._ensure_stream(info)
             except RailgunError as error:
-                wrong = wrong or error
+                failure = failure or error
         before = [region.led for region in regions]
-        await regions.look(metadata)
+        await regions.apply(metadata)
         if before != [region.led for region in regions]:
-            member.leasing.hurry()  # what was granted was for an epoch before
+            member.leasing.renew_soon()  # the lease was granted for an earlier epoch
         nodes = [one.dump() for one in metadata.nodes.values()]
-        if nodes != member.who.nodes:  # where to look for them after a restart
+        if nodes != member.who.nodes:  # remembered for a start without a leader
             member.who.nodes = nodes
             await member.loop.run_in_executor(None, identity.save, member.disk, member.who)
-        if wrong is not None:
-            raise wrong
+        if failure is not None:
+            raise failure
 
     def _connect(self) -> None:
-        """Know those who are members, and those with whom this one begins."""
+        """Connect to all members, or to the initial members before the cluster is formed."""
         member = self._member
         nodes = list(member.metadata.nodes.values())
         if not member.metadata.cluster:
-            nodes = [NodeInfo.of(one, 0) for one in member.who.nodes]
-        known = {one.id: (one.cluster_host, one.cluster_port) for one in nodes}
-        known |= {id: where for id, where in self.addresses.items() if id in known}
-        known.pop(member.me, None)
-        member.links.know(known)
+            nodes = [NodeInfo.of(info, 0) for info in member.who.nodes]
+        addresses = {info.id: (info.cluster_host, info.cluster_port) for info in nodes}
+        addresses |= {id: address for id, address in self.addresses.items() if id in addresses}
+        addresses.pop(member.me, None)
+        member.links.know(addresses)
 
-    async def _have(self, info: StreamInfo) -> None:
-        """Have a stream as it is to be, if it is to be here."""
+    async def _ensure_stream(self, info: StreamInfo) -> None:
+        """Create or change a stream as the metadata says, if this node has to have it."""
         member = self._member
         node, metadata = member.node, member.metadata
         stream = node.streams.get(info.name)
         settings = StreamSettings.of(dict(info.settings))
         if stream is not None and stream.id != info.id:
-            _LOG.error("stream %r here is another one than that of the cluster", info.name)
+            _LOG.error("stream %r on this node is not the cluster's stream of that name", info.name)
             return
         if stream is None:
             if settings.kind == "persistent" and not self._replicates(info.region):
                 return
-            lost = info.id in self._made_ids
+            was_here = info.id in self._made_ids
             stream = await node.make(info.name, settings, info.id)
-            if lost and isinstance(stream, Persistent):
-                _LOG.error("stream %r was here, and is not any more: it is fetched", info.name)
+            if was_here and isinstance(stream, Persistent):
+                _LOG.error("stream %r is missing on this node: it is fetched again", info.name)
                 stream.groups_damaged = True
         elif stream.settings != settings:
             await node.change(info.name, settings)
-        if info.id not in self._made_ids:  # also after a crash between the two
+        # A crash may have left a stream that is made and not recorded.
+        if info.id not in self._made_ids:
             await member.loop.run_in_executor(None, self._remember, info.id)
         if isinstance(stream, Persistent):
             region = member.regions.get(info.region)
             if info.id not in region.streams:
-                there = metadata.regions.get(info.region)
-                await region.add(stream, there.epoch_index if there is not None else 0)
+                region_info = metadata.regions.get(info.region)
+                await region.add(stream, region_info.epoch_index if region_info is not None else 0)
 
     def _remember(self, id: int) -> None:
         self._made.append([(str(id), b"%d" % id)])
@@ -145,7 +146,7 @@ class Reconciling:
         self._made_ids.add(id)
 
     def _replicates(self, region: str) -> bool:
-        there = self._member.metadata.regions.get(region)
-        if there is None:
+        info = self._member.metadata.regions.get(region)
+        if info is None:
             return False
-        return self._member.me in {*there.voting, *there.learning, *there.active}
+        return self._member.me in {*info.voting, *info.learning, *info.active}

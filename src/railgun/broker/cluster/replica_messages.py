@@ -10,88 +10,96 @@ from railgun.errors import ProtocolError
 from railgun.transport.proto import cluster_pb2 as n
 
 
-def standing(stream: int, told: Standing) -> n.Standing:
-    """How a copy stands.
+def encode_standing(stream: int, value: Standing) -> n.Standing:
+    """Encode the standing of a copy of `stream`.
 
-    >>> standing_heard(standing(7, Standing(3, 0, 9, ((1, 5), (3, 9)), (3, 2))))
+    >>> decode_standing(encode_standing(7, Standing(3, 0, 9, ((1, 5), (3, 9)), (3, 2))))
     Standing(label=3, first=0, end=9, runs=((1, 5), (3, 9)), groups=(3, 2))
     """
     return n.Standing(
         stream=stream,
-        label=told.label,
-        first=told.first,
-        end=told.end,
-        runs=[n.Run(epoch=epoch, end=end) for epoch, end in told.runs],
-        group_epoch=told.groups[0],
-        group_number=told.groups[1],
+        label=value.label,
+        first=value.first,
+        end=value.end,
+        runs=[n.Run(epoch=epoch, end=end) for epoch, end in value.runs],
+        group_epoch=value.groups[0],
+        group_number=value.groups[1],
     )
 
 
-def standing_heard(told: n.Standing) -> Standing:
-    """How another node's copy stands."""
-    runs = tuple((run.epoch, run.end) for run in told.runs)
-    groups = (told.group_epoch, told.group_number)
-    return Standing(told.label, told.first, told.end, runs, groups)
+def decode_standing(message: n.Standing) -> Standing:
+    """Decode the standing of another node's copy."""
+    runs = tuple((run.epoch, run.end) for run in message.runs)
+    groups = (message.group_epoch, message.group_number)
+    return Standing(message.label, message.first, message.end, runs, groups)
 
 
-def push(stream: int, told: m.Push) -> n.Push:
-    """For a replica; the batches go with it."""
+def encode_push(stream: int, message: m.Push) -> n.Push:
+    """Encode a push to a replica; the batches travel beside it."""
     return n.Push(
         stream=stream,
-        session=told.session,
-        epoch=told.epoch,
-        base=told.base,
-        before=told.before,
-        start=told.start,
-        safe=told.safe,
-        first=told.first,
-        anew=told.anew,
-        turn=told.turn,
+        session=message.session,
+        epoch=message.epoch,
+        base=message.base,
+        before=message.before,
+        start=message.start,
+        safe=message.safe,
+        first=message.first,
+        anew=message.anew,
+        turn=message.turn,
     )
 
 
-def push_heard(told: n.Push, runs: Runs) -> m.Push:
-    """From the master, with batches of these epochs."""
+def decode_push(message: n.Push, runs: Runs) -> m.Push:
+    """Decode a push from the master, whose batches have the epochs `runs`."""
     return m.Push(
-        *(told.session, told.epoch, told.base, told.before, told.start, told.safe, told.first),
-        *(told.anew, runs, told.turn),
+        *(
+            message.session,
+            message.epoch,
+            message.base,
+            message.before,
+            message.start,
+            message.safe,
+            message.first,
+        ),
+        *(message.anew, runs, message.turn),
     )
 
 
-def push_groups(stream: int, told: m.PushGroups) -> n.PushGroups:
-    """For a replica; the states or changes go with it."""
+def encode_push_groups(stream: int, message: m.PushGroups) -> n.PushGroups:
+    """Encode a push of groups to a replica; their states or changes travel beside it."""
     return n.PushGroups(
         stream=stream,
-        session=told.session,
-        epoch=told.epoch,
-        number=told.number,
-        whole=told.whole,
-        turn=told.turn,
+        session=message.session,
+        epoch=message.epoch,
+        number=message.number,
+        whole=message.whole,
+        turn=message.turn,
     )
 
 
-def push_groups_heard(told: n.PushGroups) -> m.PushGroups:
-    """From the master."""
-    return m.PushGroups(told.session, told.epoch, told.number, told.whole, told.turn)
+def decode_push_groups(message: n.PushGroups) -> m.PushGroups:
+    """Decode a push of groups from the master."""
+    return m.PushGroups(message.session, message.epoch, message.number, message.whole, message.turn)
 
 
-def has_heard(told: n.Has) -> m.Has:
-    """From a replica."""
-    return m.Has(told.session, told.end, told.labelled, told.first)
+def decode_has(message: n.Has) -> m.Has:
+    """Decode a replica's report of the messages it has."""
+    return m.Has(message.session, message.end, message.labelled, message.first)
 
 
-def has_groups_heard(told: n.HasGroups) -> m.HasGroups:
-    """From a replica."""
-    return m.HasGroups(told.session, told.epoch, told.number)
+def decode_has_groups(message: n.HasGroups) -> m.HasGroups:
+    """Decode a replica's report of the groups it has."""
+    return m.HasGroups(message.session, message.epoch, message.number)
 
 
-def said(stream: int, told: m.Message) -> Message:
-    """What a machine says by itself: nothing goes with it."""
-    match told:
+def encode(stream: int, message: m.Message) -> Message:
+    """Encode a message that travels without data. Raise `ProtocolError` for any other."""
+    match message:
         case m.Has(session, end, labelled, first):
             return n.Has(stream=stream, session=session, end=end, labelled=labelled, first=first)
         case m.Stands(session, stands):
-            return n.Stands(session=session, standing=standing(stream, stands))
+            return n.Stands(session=session, standing=encode_standing(stream, stands))
         case m.Fetch(session, begin):
             return n.Fetch(stream=stream, session=session, begin=begin)
         case m.FetchGroups(session):
@@ -99,4 +107,4 @@ def said(stream: int, told: m.Message) -> Message:
         case m.HasGroups(session, epoch, number):
             return n.HasGroups(stream=stream, session=session, epoch=epoch, number=number)
         case _:
-            raise ProtocolError(f"{type(told).__name__} does not travel alone")
+            raise ProtocolError(f"{type(message).__name__} does not travel alone")

@@ -1,18 +1,19 @@
-"""A node whose log of Raft cannot be written, so that it takes no part: what it knows, and who serves in its place.
+"""Keep a node useful that cannot write its Raft log and so takes no part: follow the cluster, let others serve.
 
 Rules:
 
-1. What is not written is not said: the node votes for nobody, and asks for no lease. It keeps what it knew of the
-   cluster, and asks the others every `LOOK_S` seconds for what was agreed on since, and who leads. It tells them why
-   it takes no part; they believe it for `BELIEVED_S`, unless it takes part again: so what any node says of the cluster
-   without asking around is what all would say.
-2. Its copies may lack anything that is new, and nobody tells them. So streams are served by other nodes: writes by the
-   master, readers without a group by any node with a copy. A copy of this node is for readers if no other node can be
-   reached, and for nobody else.
-3. If the disk has refused a write (a full disk, a limit, read-only), nothing was written: the node tries every `LOOK_S`
-   seconds whether it can write now, and then takes part from what is there. What has failed otherwise takes a restart.
-4. A node that takes part and knows no leader asks the others, too: a broken link may hide one. There is no quorum
-   if nobody who takes part knows a leader. What a node was told by others it does not pass on.
+1. What is not written is not sent: the node votes for no other node, and asks for no lease. It keeps what it knew of
+   the cluster, and asks the other nodes every `ASK_INTERVAL_S` seconds for newer metadata and for the leader. It tells
+   them why it takes no part; they believe that for `BELIEVED_S`, unless it takes part again: so every node, even
+   without asking the others, gives the same account of the cluster.
+2. Its copies may lack new messages, unnoticed. So streams are served by other nodes: writes by the master, readers
+   without a group by any node with a copy. A copy of this node serves readers only, and only if no other node can be
+   reached.
+3. If the disk has refused a write (a full disk, a limit, read-only), nothing was written: every `ASK_INTERVAL_S`
+   seconds the node tries whether it can write now, and then takes part from what is on disk. Other failures need a
+   restart.
+4. A node that takes part and knows no leader asks the others, too: a broken link may hide the leader. There is no
+   quorum if no node that takes part knows a leader. What a node was told by others it does not pass on.
 """
 
 from __future__ import annotations
@@ -34,27 +35,28 @@ from railgun.errors import RailgunError
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member
 
-LOOK_S: Final = 1.0
+ASK_INTERVAL_S: Final = 1.0
 BELIEVED_S: Final = 5.0
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Sidelined:
-    """What a node does while it takes no part: see the rules of the module."""
+    """The duties of a node while it takes no part: see the rules of the module."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self._leader: str | None = None
         self._unfit: set[str] = set()  # nodes that take no part either
-        self._failed: dict[str, tuple[str, float]] = {}  # why others take none, and until when
+        # Why other nodes take no part, and until when that is believed.
+        self._failed: dict[str, tuple[str, float]] = {}
 
     @property
     def leader(self) -> str | None:
-        """Return who leads, as another node told last."""
+        """The ID of the leader, as another node last told it."""
         return self._leader
 
     def why_failed(self, id: str) -> str:
-        """Return why a node takes no part, as it says itself; empty: it does, or is not heard of."""
+        """Return why a node takes no part, as it says itself; empty: it takes part, or has not been heard from."""
         member = self._member
         if id == member.me:
             return str(member.failed or "")
@@ -62,27 +64,27 @@ class Sidelined:
         return why if member.loop.time() < until else ""
 
     def takes_part(self, id: str) -> None:
-        """Believe no more that a node takes no part: it does."""
+        """Note that a node takes part, whatever it said before."""
         self._failed.pop(id, None)
 
-    async def until_it_can_write(self) -> None:
-        """Follow what the others agree on, and take part again when the log can be written."""
+    async def run_until_writable(self) -> None:
+        """Follow the metadata of the other nodes, and take part again when the log can be written."""
         member = self._member
         self.forget()
         while member.failed is not None and not isinstance(member.failed, RemovedError):
             try:
-                await self.hear_news()
+                await self.ask_news()
                 if is_refusal(member.failed):
                     await self._try_again()
             except RailgunError as error:
                 _LOG.info("a node that takes no part: %s", error)
             except Exception:
-                _LOG.exception("a node that takes no part fails in a way nobody has thought of")
+                _LOG.exception("following the cluster without taking part failed unexpectedly")
             if member.failed is not None:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(ASK_INTERVAL_S)
 
     async def _try_again(self) -> None:
-        """Take part, if the log can be written now."""
+        """Take part if the log can be written now."""
         member = self._member
         try:
             if member.consensus is not None:
@@ -97,16 +99,16 @@ class Sidelined:
         member.failed = None
         _LOG.warning("the log of Raft can be written again: this node takes part")
         member.notify()
-        await self.hear_news()  # which tells the others, too
+        await self.ask_news()  # this also tells the other nodes
 
-    # ------------------------------------------------------------ what the others know
+    # ------------------------------------------------------------ news
 
     def news(self, sender: str, index: int, failed: str) -> dict[str, Any]:
-        """Tell another node who leads, and what was agreed on, if that is more than the entries up to `index`.
+        """Return the leader, and the metadata if it is newer than entry `index`, for another node.
 
-        `failed`: why `sender`, who asks, takes no part; empty: it does.
-        What this node knows by hearsay only is not passed on: two nodes would tell each other for ever of a leader that
-        is none any more.
+        `failed`: why `sender`, which asks, takes no part; empty: it takes part. What this node was only told by
+        others is not passed on: otherwise two nodes could go on telling each other of a leader that has long been
+        replaced.
         """
         member, metadata = self._member, self._member.metadata
         if failed:
@@ -120,19 +122,19 @@ class Sidelined:
             "metadata": metadata.dump() if metadata.index > index else None,
         }
 
-    async def hear_news(self) -> None:
-        """Ask all others who leads, and what was agreed on."""
+    async def ask_news(self) -> None:
+        """Ask all other nodes for the leader and for newer metadata."""
         member = self._member
         others = [id for id in member.links.known if member.links.is_up(id)]
-        asked = {"index": member.metadata.index, "failed": str(member.failed or "")}
-        calls = [member.links.call(id, "news", asked, LOOK_S) for id in others]
+        request = {"index": member.metadata.index, "failed": str(member.failed or "")}
+        calls = [member.links.call(id, "news", request, ASK_INTERVAL_S) for id in others]
         leader: str | None = None
         unfit = set()
         for id, answer in zip(
             others, await asyncio.gather(*calls, return_exceptions=True), strict=True
         ):
             if isinstance(answer, PeerError):
-                _LOG.info("node %s tells no news: %s", id, answer)
+                _LOG.info("node %s does not tell its news: %s", id, answer)
                 continue
             if isinstance(answer, BaseException):
                 raise answer
@@ -141,24 +143,24 @@ class Sidelined:
             if answer["leader"] not in (None, member.me):
                 leader = answer["leader"]
             if member.failed is not None and answer["metadata"] is not None:
-                member.learn(Metadata.load(answer["metadata"]))
+                member.adopt(Metadata.load(answer["metadata"]))
         if (leader, unfit) != (self._leader, self._unfit):
             self._leader, self._unfit = leader, unfit
             member.notify()
 
     def forget(self) -> None:
-        """Forget what others have told: this node takes part, and knows who leads."""
+        """Forget what other nodes have told: this node takes part, and knows the leader."""
         self._leader, self._unfit = None, set()
 
-    # ------------------------------------------------------------ who serves in its place
+    # ------------------------------------------------------------ serving in its place
 
     def place(self, stream: str, write: bool) -> Place:
-        """Return who serves a stream, or who can tell whether there is one."""
+        """Return the place that serves a stream, or a node that can tell whether there is such a stream."""
         member = self._member
-        nodes = {one.id: one for one in self._nodes()}
-        able = [id for id in nodes if id != member.me and id not in self._unfit]
-        up = [id for id in able if member.links.is_up(id)]
-        for id in self._able(stream, write) or [self._leader or "", *up]:
+        nodes = {node.id: node for node in self._known_nodes()}
+        fit = [id for id in nodes if id != member.me and id not in self._unfit]
+        up = [id for id in fit if member.links.is_up(id)]
+        for id in self._serving_nodes(stream, write) or [self._leader or "", *up]:
             if id in up:
                 return There(id, nodes[id].host, nodes[id].port)
         if not write and isinstance(member.node.streams.get(stream), Persistent):
@@ -166,13 +168,13 @@ class Sidelined:
         why = f"this node takes no part in its cluster: {member.failed}"
         return Nobody(NoMasterError(why), hopeless=not up)
 
-    def _nodes(self) -> Iterable[NodeInfo]:
+    def _known_nodes(self) -> Iterable[NodeInfo]:
         member = self._member
-        agreed = list(member.metadata.nodes.values())
-        return agreed or [NodeInfo.of(one, 0) for one in member.who.nodes]
+        nodes = list(member.metadata.nodes.values())
+        return nodes or [NodeInfo.of(info, 0) for info in member.who.nodes]
 
-    def _able(self, stream: str, write: bool) -> list[str]:
-        """Return the nodes that serve a stream, as far as is known; none: the stream is not known here."""
+    def _serving_nodes(self, stream: str, write: bool) -> list[str]:
+        """Return the nodes that serve a stream, as far as is known; an empty list if the stream is unknown here."""
         metadata = self._member.metadata
         info = metadata.streams.get(stream)
         if info is None:

@@ -1,22 +1,22 @@
-"""The log of Raft on disk: what a node must not forget of what it has promised.
+"""Persist the Raft log: everything that a node must not forget of its promises.
 
 Rules:
 
-1. One file of notes (`railgun.broker.log.notes`): a snapshot first, then hard states and entries. An entry takes the
-   place of all that were written before with its index or a higher one.
-2. What was written is there for good after `sync`. After a crash all that was synced is there, and of the rest the
-   first so many.
+1. One file of notes (`railgun.broker.log.notes`): a snapshot first, then hard states and entries. An entry replaces all
+   entries written before with its index or a higher one.
+2. What was written is durable after `sync`. After a crash everything that was synced is there, and of the rest a
+   prefix.
 3. A snapshot begins the file anew: the snapshot, the hard state, the entries after it. It is there wholly or not at
-   all, and for good when `write` or `compact` returns. So the first write of all, which must have a snapshot, makes the
+   all, and is durable when `write` or `compact` returns. So the very first write, which must have a snapshot, makes the
    file; a file without a whole snapshot is damaged.
 4. `compact` keeps the entries after its snapshot, `write` does not.
-5. What is torn at the end is cut off. What was synced and is bad is damage: nobody knows what this node has promised
-   to others, so it must not come back under its name (`DamagedWalError`), and nothing is changed. In doubt are only the
-   notes of the last sync before a crash, if they rot before they are read again: they look torn.
-   What a later version of Railgun has written is not damage: `LaterFormatError`, and nothing is changed.
-6. A disk that refuses a write (full, a limit, read-only): `NoSpaceError` or `StorageError`. Of a write nothing is there
-   then, and the driver ends all the same, for it cannot go on without it; `probe` tells when it can. A `compact` may be
-   tried again later. A write or a sync that fails otherwise: `LogFailedError`, for ever.
+5. A torn end is cut off. Bad data that was synced is damage: it is unknown what this node has promised to others, so it
+   must not come back under its name (`DamagedWalError`), and nothing is changed. The only doubt is about notes of the
+   last sync before a crash that rot before they are read again: they look torn. Data of a later version of Railgun is
+   not damage: `LaterFormatError`, and nothing is changed.
+6. A disk that refuses a write (full, a limit, read-only): `NoSpaceError` or `StorageError`. Nothing of the write is on
+   disk then, and the driver ends all the same, because it cannot go on without it; `probe` tells when it can. A
+   `compact` may be tried again later. A write or a sync that fails otherwise: `LogFailedError`, for ever.
 7. One writer at a time.
 """
 
@@ -43,20 +43,20 @@ _PROBE_BYTES: Final = 4096
 
 
 class DamagedWalError(StorageError):
-    """The log of Raft has lost something that was synced: this node must not come back under its name."""
+    """The Raft log has lost something that was synced: this node must not come back under its name."""
 
     code: ClassVar[str] = "WAL_DAMAGED"
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What was on disk; nothing at all if `snapshot` is None."""
+    """What was on disk; the log is empty if `snapshot` is None."""
 
     hard: Hard | None = None
     snapshot: Snapshot | None = None
     entries: tuple[Entry, ...] = ()
-    told: list[str] = field(default_factory=list)
-    """What people should know."""
+    warnings: list[str] = field(default_factory=list)
+    """Warnings for people."""
 
 
 class Wal:
@@ -84,17 +84,17 @@ class Wal:
         self._snapshot: Snapshot | None = None
         self._entries: list[Entry] = []  # the same objects as in the machine's log
         self._closed = False
-        self._refused_bytes = _PROBE_BYTES  # of a new file that could not be made
+        self._refused_bytes = _PROBE_BYTES  # size of a new file that could not be made
 
     @classmethod
     def open(cls, disk: Disk, directory: str) -> tuple[Wal, Recovered]:
-        """The log in a directory, and what is in it. If there is none, the first write makes it."""
+        """Open the log in a directory. Return it with its content. If there is none, the first write makes it."""
         wal = cls(disk, directory)
         try:
-            told = wal._recover()
+            warnings = wal._recover()
         except OSError as error:
             raise storage_error(error, f"{wal._notes.what} cannot be opened") from error
-        return wal, Recovered(wal._hard, wal._snapshot, tuple(wal._entries), told)
+        return wal, Recovered(wal._hard, wal._snapshot, tuple(wal._entries), warnings)
 
     @property
     def size(self) -> int:
@@ -102,11 +102,11 @@ class Wal:
         return 0 if self._snapshot is None else self._notes.tail.size
 
     def has_file(self) -> bool:
-        """Return whether its file is still there. While it is replaced by a shorter one it may seem not to be."""
+        """Return whether the file still exists. It may seem missing while it is replaced by a shorter file."""
         return self._closed or self._snapshot is None or self._notes.tail.is_there()
 
     def write(self, hard: Hard | None, snapshot: Snapshot | None, entries: Sequence[Entry]) -> None:
-        """Write what a `Ready` says, in this order."""
+        """Write the parts of a `Ready`, in the order of the parameters."""
         self._check()
         hard = hard or self._hard
         after = self._last if snapshot is None else snapshot.index
@@ -126,17 +126,18 @@ class Wal:
             self._put(entry)
 
     def sync(self) -> None:
-        """All that was written is there for good."""
+        """Make everything written durable."""
         self._check()
         self._notes.sync()
 
     def probe(self) -> None:
-        """Find out whether as much as was refused last can be written now; if not, raise as that write did."""
+        """Check whether as much as was last refused can be written now. Raise that write's error if it still cannot."""
         if self._snapshot is not None:
             self._notes.tail.probe(self._refused_bytes)
 
     def compact(self, snapshot: Snapshot) -> None:
-        """A snapshot takes the place of the entries up to its index. If it cannot be written, all is as before."""
+        """Replace the entries up to a snapshot's index by the snapshot. If it cannot be written, everything stays as
+        before."""
         self._check()
         if not self._base(None) <= snapshot.index <= self._last:
             raise ProtocolError(
@@ -147,23 +148,23 @@ class Wal:
         try:
             self._begin(self._hard, snapshot, kept)
         except OSError as error:
-            raise storage_error(error, f"{self._notes.what} cannot be made shorter") from error
+            raise storage_error(error, f"{self._notes.what} cannot be compacted") from error
 
     def close(self) -> None:
-        """Sync, and leave the file."""
+        """Sync and close the file."""
         if not self._closed:
             self._closed = True
             if self._snapshot is not None:
                 self._notes.close()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internals
 
     @property
     def _last(self) -> int:
         return self._base(None) + len(self._entries)
 
     def _base(self, snapshot: Snapshot | None) -> int:
-        """The index of this snapshot, or of the one there is."""
+        """Return the index of `snapshot`, or of the current snapshot."""
         snapshot = snapshot or self._snapshot
         if snapshot is None:
             raise ProtocolError(f"{self._notes.what} begins with a snapshot")
@@ -197,12 +198,12 @@ class Wal:
 
     def _recover(self) -> list[str]:
         notes = self._notes
-        found = notes.recover(self._take, least=1)
-        if found is None:
+        recovered = notes.recover(self._take, least=1)
+        if recovered is None:
             return []
-        if found.damaged:
+        if recovered.damaged:
             raise self._damaged(
-                f"at byte {found.size}, after {found.count} records: {found.problem}"
+                f"at byte {recovered.size}, after {recovered.count} records: {recovered.problem}"
             )
         if notes.cut_bytes:
             return [f"{notes.what}: {notes.cut_bytes} bytes were torn at the end, and are cut off"]
@@ -214,7 +215,7 @@ class Wal:
                 self._snapshot = raft.decode_snapshot(r.Snapshot.FromString(body))
                 self._entries = []
             elif self._snapshot is None:
-                raise self._damaged("it has no beginning")
+                raise self._damaged("it does not begin with a snapshot")
             elif kind == _HARD:
                 self._hard = raft.decode_hard(r.Hard.FromString(body))
             elif kind == _ENTRY:
@@ -229,7 +230,7 @@ class Wal:
 
     def _damaged(self, why: str) -> DamagedWalError:
         return DamagedWalError(
-            f"{self._notes.what} is damaged: {why}. Nothing was changed. Nobody knows what this node has promised to "
+            f"{self._notes.what} is damaged: {why}. Nothing was changed. It is unknown what this node has promised to "
             "others, so it must not come back under its name: remove it from the cluster, and let it join anew with an "
             "empty directory."
         )

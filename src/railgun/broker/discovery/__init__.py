@@ -1,11 +1,12 @@
-"""Where the other nodes of a cluster are: static lists, DNS, Consul, etcd, and what third parties add.
+"""Find the addresses of a cluster's other nodes: static lists, DNS, Consul, etcd, and plugins of third parties.
 
 Rules:
 
-1. One text chooses: `discovery` in the section `[cluster]` of a node's file. Its scheme is the way, the rest is for it.
-2. A package adds a scheme by an entry point of the group `railgun.discovery`: the scheme is its name, and it leads
-   to what makes a `Discovery` of a `Place`. Ours cannot be replaced.
-3. What was found is a hint, and no membership: who belongs to a cluster is agreed on by its nodes.
+1. One text chooses the way: `discovery` in the section `[cluster]` of a node's settings file. Its scheme names the way,
+   and the rest is for that way.
+2. A package adds a scheme by an entry point of the group `railgun.discovery`: its name is the scheme, and it loads a
+   callable that makes a `Discovery` of a `Place`. Built-in schemes cannot be replaced.
+3. Found addresses are hints, not membership: the nodes of a cluster agree on its members.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ __all__ = (
     "schemes",
 )
 
-GROUP: Final = "railgun.discovery"
-OURS: Final[Mapping[str, Maker]] = {
+ENTRY_POINT_GROUP: Final = "railgun.discovery"
+BUILT_IN_MAKERS: Final[Mapping[str, Maker]] = {
     "static": Static,
     "dns": Dns,
     "dns+srv": functools.partial(Dns, services=True),
@@ -49,8 +50,10 @@ OURS: Final[Mapping[str, Maker]] = {
 }
 
 
-def discovery_of(told: str | Mapping[str, Any]) -> Discovery:
-    """The way that a text names, or the section `[cluster]` with it; `BadDiscoveryError` if it is wrong.
+def discovery_of(settings: str | Mapping[str, Any]) -> Discovery:
+    """Return the discovery that a text names, or the settings of a section `[cluster]`.
+
+    Raise `BadDiscoveryError` if the text is wrong.
 
     >>> import asyncio
     >>> asyncio.run(discovery_of("static://127.0.0.1:7173").find())
@@ -59,51 +62,53 @@ def discovery_of(told: str | Mapping[str, Any]) -> Discovery:
     Traceback (most recent call last):
     railgun.broker.discovery.plugin.BadDiscoveryError: static://127.0.0.1: 127.0.0.1 has no port; …
     """
-    text = told if isinstance(told, str) else told.get("discovery")
+    text = settings if isinstance(settings, str) else settings.get("discovery")
     if not isinstance(text, str) or not text:
         raise BadDiscoveryError(
-            f"discovery is a text, as static://127.0.0.1:7173; there are {_listed()}"
+            f"discovery is a text, such as static://127.0.0.1:7173; the schemes are {_schemes_text()}"
         )
     try:
         place = Place.read(text)
     except BadDiscoveryError as error:
-        raise BadDiscoveryError(f"{error}; there are {_listed()}") from None
-    maker = OURS.get(place.scheme) or _of_others(place)
+        raise BadDiscoveryError(f"{error}; the schemes are {_schemes_text()}") from None
+    maker = BUILT_IN_MAKERS.get(place.scheme) or _find_plugin(place)
     return maker(place)
 
 
 def schemes() -> list[str]:
-    """All there are, ours first."""
-    others = {entry.name.lower() for entry in entry_points(group=GROUP)}
-    return [*OURS, *sorted(others - set(OURS))]
+    """Return all schemes, built-in ones first."""
+    others = {entry.name.lower() for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    return [*BUILT_IN_MAKERS, *sorted(others - set(BUILT_IN_MAKERS))]
 
 
-def _listed() -> str:
+def _schemes_text() -> str:
     return ", ".join(f"{name}://" for name in schemes())
 
 
-def _of_others(place: Place) -> Maker:
-    for entry in entry_points(group=GROUP):
+def _find_plugin(place: Place) -> Maker:
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name.lower() == place.scheme:
             return _load(entry)
-    raise BadDiscoveryError(f"there is no {place.scheme}://; there are {_listed()}")
+    raise BadDiscoveryError(
+        f"there is no scheme {place.scheme}://; the schemes are {_schemes_text()}"
+    )
 
 
 def _load(entry: EntryPoint) -> Maker:
-    whose = entry.dist.name if entry.dist is not None else "a package"
+    package = entry.dist.name if entry.dist is not None else "a package"
     try:
-        made = entry.load()
-    except Exception as error:  # whatever a package does when it is imported
+        plugin = entry.load()
+    except Exception as error:  # a package may raise anything when it is imported
         raise BadDiscoveryError(
-            f"{entry.name}:// is {entry.value} of {whose}, and that cannot be imported: {error!r}"
+            f"{entry.name}:// is {entry.value} of {package}, and that cannot be imported: {error!r}"
         ) from error
-    if not callable(made):
+    if not callable(plugin):
         raise BadDiscoveryError(
-            f"{entry.name}:// is {entry.value} of {whose}, and that cannot be called"
+            f"{entry.name}:// is {entry.value} of {package}, and that cannot be called"
         )
 
     def make(place: Place) -> Discovery:
-        discovery: Discovery = made(place)
+        discovery: Discovery = plugin(place)
         return discovery
 
     return make

@@ -1,12 +1,12 @@
-"""Questions by HTTP, to one of several servers that know the same.
+"""Send questions by HTTP to one of several servers that know the same.
 
 Rules:
 
 1. Servers are asked in turn, beginning with the one that answered last, until one answers; each gets its share of the
-   time. One that cannot be reached, says that it cannot (5xx), or talks nonsense, has not answered.
-2. An answer that refuses (4xx) is an answer: others would say the same.
-3. An answer is read up to `LONGEST` bytes. Redirections are not followed: they could carry secrets away.
-4. Each question has a connection of its own. There are few, and so none is found dead that an earlier one has left.
+   time. A server that cannot be reached, fails (5xx), or answers nonsense has not answered.
+2. A refusal (4xx) is an answer: the other servers would refuse, too.
+3. An answer is read up to `MAX_ANSWER_BYTES`. Redirections are not followed: they could carry secrets away.
+4. Each question has a connection of its own. Questions are few, and no connection can be found dead that way.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import aiohttp
 
 from railgun.broker.discovery.plugin import Address, Place
 
-LONGEST: Final = 4 << 20  # bytes of an answer
+MAX_ANSWER_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said. `data` is its JSON, or None."""
+    """An answer of a server. `data` is its JSON, or None."""
 
     status: int
     text: str
@@ -36,11 +36,11 @@ class Answer:
 
 
 class _NoAnswerError(Exception):
-    """Why a server has not answered."""
+    """A server has not given a usable answer."""
 
 
 class Servers:
-    """Those who know."""
+    """Servers that know the same, asked in turn."""
 
     def __init__(self, place: Place, addresses: Sequence[Address], timeout: float) -> None:
         self._place, self._addresses = place, list(addresses)
@@ -48,13 +48,13 @@ class Servers:
         self._first = 0
         tls, ca = place.flag("tls"), place.options.get("ca")
         if ca is not None and not tls:
-            raise place.bad("ca is what a certificate is checked with: it goes with tls=true")
+            raise place.bad("ca (certificates to trust) needs tls=true")
         self._tls: ssl.SSLContext | bool = True
         self._scheme = "https" if tls else "http"
         if ca is not None:
             try:
                 self._tls = ssl.create_default_context(cafile=ca)
-            except OSError as error:  # also what is wrong within it
+            except OSError as error:  # also raised for invalid certificates
                 why = f"the certificates in {ca} cannot be used: {error.strerror or error}"
                 raise place.bad(why) from error
 
@@ -67,29 +67,30 @@ class Servers:
         headers: Mapping[str, str] | None = None,
         json_only: bool = True,
     ) -> Answer:
-        """Ask until one answers; `DiscoveryError` if none does. `json_only`: any other success is none."""
-        failed: list[str] = []
+        """Ask servers until one answers. `json_only`: a success without JSON is no answer. Raise `DiscoveryError` if
+        none answers."""
+        errors: list[str] = []
         count = len(self._addresses)
         for number in [(self._first + i) % count for i in range(count)]:
             host, port = self._addresses[number]
-            shown = f"[{host}]" if ":" in host else host
+            shown_host = f"[{host}]" if ":" in host else host
             try:
                 async with asyncio.timeout(self._each):
-                    url = f"{self._scheme}://{shown}:{port}{path}"
+                    url = f"{self._scheme}://{shown_host}:{port}{path}"
                     answer = await self._ask_one(method, url, body, headers or {}, json_only)
             except TimeoutError:
-                failed.append(f"{shown}:{port}: no answer within {self._each:.3g} s")
+                errors.append(f"{shown_host}:{port}: no answer within {self._each:.3g} s")
             except _NoAnswerError as error:
-                failed.append(f"{shown}:{port}: {error}")
+                errors.append(f"{shown_host}:{port}: {error}")
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                said = str(error).strip() or type(error).__name__
-                failed.append(f"{shown}:{port}: {said[:200]}")
+                error_text = str(error).strip() or type(error).__name__
+                errors.append(f"{shown_host}:{port}: {error_text[:200]}")
             else:
                 self._first = number
                 return answer
-        told = "; ".join(failed)
+        error_list = "; ".join(errors)
         raise self._place.failed(
-            f"nobody answers ({told}). Is it running, and reachable from here?"
+            f"no server answers ({error_list}). Is it running, and reachable from here?"
         )
 
     async def _ask_one(
@@ -105,12 +106,12 @@ class Servers:
                 ssl=self._tls,
             ) as response,
         ):
-            said = bytearray()
+            received = bytearray()
             async for chunk in response.content.iter_chunked(1 << 16):
-                said += chunk
-                if len(said) > LONGEST:
-                    raise _NoAnswerError(f"its answer is longer than {LONGEST:,} bytes")
-            text = said.decode("utf-8", "replace")
+                received += chunk
+                if len(received) > MAX_ANSWER_BYTES:
+                    raise _NoAnswerError(f"its answer is longer than {MAX_ANSWER_BYTES:,} bytes")
+            text = received.decode("utf-8", "replace")
             data = _read(text)
             if response.status >= 500 or 300 <= response.status < 400:
                 raise _NoAnswerError(f"it says {response.status} {_short(text)}".strip())

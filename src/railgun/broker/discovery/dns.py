@@ -1,15 +1,15 @@
-"""Nodes that have a name: `dns://nodes.example:7173`, `dns+srv://_railgun._tcp.example`.
+"""Find nodes by a DNS name: `dns://nodes.example:7173`, `dns+srv://_railgun._tcp.example`.
 
 Rules:
 
-1. `dns://` is all addresses of a name (A and AAAA), with the port that is written. `dns+srv://` is what SRV records
-   name: lowest priority number first, each with its own port.
-2. A name that does not exist, or has no such records, is nobody yet. A name server that does not answer, or answers
-   that it cannot, is an error: nobody knows who is there.
-3. One answer is enough to begin with. If IPv4 is known and the question for IPv6 fails, those of IPv4 are found; so it
-   is with the targets of SRV records.
-4. The name servers and search domains are those of the machine, read anew each time, unless `?server=` names one.
-5. Records are made by somebody else, an administrator or Kubernetes: there is nothing to announce.
+1. `dns://` returns all addresses of a name (A and AAAA), with the given port. `dns+srv://` returns the targets of SRV
+   records, lowest priority number first, each with its own port.
+2. A name that does not exist, or has no such records, means that there are no nodes yet. A name server that does not
+   answer, or answers with a failure, is an error: the nodes are unknown.
+3. One answer is enough. If the IPv4 question is answered and the IPv6 question fails, the IPv4 addresses are returned;
+   the same holds for the targets of SRV records.
+4. The name servers and search domains are those of the machine, read anew each time, unless `?server=` names a server.
+5. Records are made by others, such as an administrator or Kubernetes: there is nothing to announce.
 """
 
 from __future__ import annotations
@@ -25,33 +25,35 @@ import dns.name
 import dns.resolver
 from dns.rdatatype import AAAA, SRV, A, RdataType
 
-from railgun.broker.discovery.plugin import TIMEOUT, Address, DiscoveryError, Place
+from railgun.broker.discovery.plugin import TIMEOUT_S, Address, DiscoveryError, Place
 
-TRIES: Final = 3  # a lost packet is sent again within the time
-AT_ONCE: Final = 16  # questions
+MAX_TRIES: Final = 3  # a lost packet is sent again within the timeout
+MAX_PARALLEL_QUESTIONS: Final = 16
 DNS_PORT: Final = 53
-Ask = Callable[[dns.name.Name, RdataType], Awaitable[list[Any]]]
+Resolve = Callable[[dns.name.Name, RdataType], Awaitable[list[Any]]]
 
 
 class Dns:
-    """The addresses of a name; with `services`, what its SRV records name."""
+    """Discovery by the addresses of a name; with `services`, by the targets of its SRV records."""
 
     def __init__(self, place: Place, *, services: bool = False) -> None:
         place.know("server", "timeout")
         self._place, self._services = place, services
-        self._timeout = place.number("timeout", TIMEOUT, 0.1)
+        self._timeout = place.number("timeout", TIMEOUT_S, 0.1)
         if not place.hosts or "," in place.hosts or place.path:
             example = "_railgun._tcp.example" if services else "nodes.example:7173"
-            raise place.bad(f"there is one name, as {place.scheme}://{example}")
+            raise place.bad(f"give one name, as {place.scheme}://{example}")
         name, port = place.split(place.hosts)
         if services and port is not None:
-            raise place.bad("SRV records have ports of their own: leave it out, or use dns://")
+            raise place.bad(
+                "SRV records have ports of their own: leave the port out, or use dns://"
+            )
         if not services and port is None:
             raise place.bad(
-                f"it has no port; write dns://{name}:7173, with the port nodes listen on"
+                f"the port is missing; write dns://{name}:7173, with the port that nodes listen on"
             )
         if _is_address(name):
-            raise place.bad(f"{name} is an address, and no name; use static://")
+            raise place.bad(f"{name} is an address, not a name; use static://")
         try:
             self._name = dns.name.from_text(name, origin=None)
         except dns.exception.DNSException as error:
@@ -64,7 +66,7 @@ class Dns:
             return None
         host, port = self._place.split(text)
         if not _is_address(host):
-            raise self._place.bad(f"server is an address, as 127.0.0.1:5353, and not {host}")
+            raise self._place.bad(f"server has to be an address, as 127.0.0.1:5353, not {host}")
         return host, port or DNS_PORT
 
     async def find(self) -> list[Address]:
@@ -75,28 +77,29 @@ class Dns:
             except dns.exception.DNSException as error:
                 why = f"this machine has no name servers ({error}); name one with ?server=address:port"
                 raise self._place.failed(why) from error
-            end = asyncio.get_running_loop().time() + 0.9 * self._timeout  # to say what was found
+            # Leaves time to return what was found.
+            deadline = asyncio.get_running_loop().time() + 0.9 * self._timeout
 
             async def ask(name: dns.name.Name, kind: RdataType) -> list[Any]:
-                left = end - asyncio.get_running_loop().time()
-                return await self._ask(resolver, name, kind, max(left, 0.01))
+                left_s = deadline - asyncio.get_running_loop().time()
+                return await self._ask(resolver, name, kind, max(left_s, 0.01))
 
             if self._services:
                 return await _find_services(ask, self._name)
             return await _find_hosts(ask, self._name, self._port)
 
     async def announce(self, address: Address, node: str) -> None:
-        """Nothing is to be done: records are made by somebody else."""
+        """Do nothing: DNS records are made by others."""
 
     async def close(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: the resolver keeps nothing open."""
 
     def _resolver(self) -> dns.asyncresolver.Resolver:
-        made = dns.asyncresolver.Resolver(configure=self._server is None)
+        resolver = dns.asyncresolver.Resolver(configure=self._server is None)
         if self._server is not None:
-            made.nameservers, made.port = [self._server[0]], self._server[1]
-        made.timeout = self._timeout / TRIES
-        return made
+            resolver.nameservers, resolver.port = [self._server[0]], self._server[1]
+        resolver.timeout = self._timeout / MAX_TRIES
+        return resolver
 
     async def _ask(
         self,
@@ -107,45 +110,48 @@ class Dns:
     ) -> list[Any]:
         search = self._server is None
         try:
-            async with asyncio.timeout(seconds):  # the resolver may pause beyond its time
+            async with asyncio.timeout(seconds):  # the resolver may pause beyond its lifetime
                 return list(await resolver.resolve(name, kind, search=search, lifetime=seconds))
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
             return []
-        except (dns.exception.DNSException, OSError) as error:  # that the time is up is an OSError
-            what = f"{kind.name} records of {name} cannot be known: {_said(error)}"
-            raise self._place.failed(f"{what} Look after the name server.") from error
+        except (dns.exception.DNSException, OSError) as error:  # a TimeoutError is an OSError
+            what = f"{kind.name} records of {name} cannot be read: {_error_text(error)}"
+            raise self._place.failed(f"{what} Check the name server.") from error
 
 
-async def _find_services(ask: Ask, name: dns.name.Name) -> list[Address]:
+async def _find_services(ask: Resolve, name: dns.name.Name) -> list[Address]:
     ranked = sorted(
-        (one.priority, -one.weight, one.target, one.port)
-        for one in await ask(name, SRV)
-        if one.port and one.target != dns.name.root  # the root says: not here
+        (record.priority, -record.weight, record.target, record.port)
+        for record in await ask(name, SRV)
+        if record.port
+        and record.target != dns.name.root  # the root as target means: no service here
     )
-    few = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(MAX_PARALLEL_QUESTIONS)
 
     async def addresses(target: dns.name.Name, port: int) -> list[Address]:
-        async with few:
+        async with limit:
             return await _find_hosts(ask, target, port)
 
     targets = (addresses(target, port) for _, _, target, port in ranked)
-    return _together(await asyncio.gather(*targets, return_exceptions=True))
+    return _merge(await asyncio.gather(*targets, return_exceptions=True))
 
 
-async def _find_hosts(ask: Ask, name: dns.name.Name, port: int) -> list[Address]:
+async def _find_hosts(ask: Resolve, name: dns.name.Name, port: int) -> list[Address]:
     async def addresses(kind: RdataType) -> list[Address]:
-        return sorted((str(one.address), port) for one in await ask(name, kind))
+        return sorted((str(record.address), port) for record in await ask(name, kind))
 
-    return _together(await asyncio.gather(addresses(A), addresses(AAAA), return_exceptions=True))
+    return _merge(await asyncio.gather(addresses(A), addresses(AAAA), return_exceptions=True))
 
 
-def _together(found: Sequence[list[Address] | BaseException]) -> list[Address]:
-    """All addresses, each once. An error counts if there are none."""
-    known = [address for one in found if isinstance(one, list) for address in one]
-    for one in found:
-        if isinstance(one, BaseException) and not (known and isinstance(one, DiscoveryError)):
-            raise one
-    return list(dict.fromkeys(known))
+def _merge(results: Sequence[list[Address] | BaseException]) -> list[Address]:
+    """Return all addresses without duplicates. Raise an error among the results if there are no addresses."""
+    addresses = [address for result in results if isinstance(result, list) for address in result]
+    for result in results:
+        if isinstance(result, BaseException) and not (
+            addresses and isinstance(result, DiscoveryError)
+        ):
+            raise result
+    return list(dict.fromkeys(addresses))
 
 
 def _is_address(text: str) -> bool:
@@ -156,6 +162,6 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _said(error: Exception) -> str:
-    said = str(error).strip().rstrip(".") or type(error).__name__
-    return f"{said[:300]}."
+def _error_text(error: Exception) -> str:
+    text = str(error).strip().rstrip(".") or type(error).__name__
+    return f"{text[:300]}."

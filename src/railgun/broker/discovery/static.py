@@ -1,6 +1,6 @@
-"""Nodes that are listed: `static://10.0.0.1:7173,10.0.0.2:7173`.
+"""Find nodes in a fixed list: `static://10.0.0.1:7173,10.0.0.2:7173`.
 
-Nobody is asked, so nothing can fail. Names are looked up by whoever dials them, each time anew.
+No server is asked, so nothing can fail. Host names are resolved at each dial.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from railgun.broker.discovery.plugin import Address, Place
 
 
 class Static:
-    """A list.
+    """Discovery by a fixed list.
 
     >>> import asyncio
     >>> asyncio.run(Static(Place.read("static://a:7173,b:7173")).find())
@@ -19,17 +19,15 @@ class Static:
     def __init__(self, place: Place) -> None:
         place.know()
         if place.path:
-            raise place.bad(
-                "a list has no path; there is host:port, and a comma between two of them"
-            )
+            raise place.bad("a list has no path; write host:port, separated by commas")
         self._addresses = place.addresses()
 
     async def find(self) -> list[Address]:
-        """All that are listed."""
+        """Return all addresses of the list."""
         return list(self._addresses)
 
     async def announce(self, address: Address, node: str) -> None:
-        """Nothing is to be done: whoever knows the list knows it."""
+        """Do nothing: all nodes have the list."""
 
     async def close(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: nothing was announced."""

@@ -1,1 +1,1 @@
-"""The messaging node: streams on disk, and those who publish to them and read them."""
+"""The messaging node's server: accept clients, serve their sessions, and answer the HTTP API."""

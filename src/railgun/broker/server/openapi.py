@@ -1,4 +1,4 @@
-"""The HTTP API of a node as an OpenAPI document, made of the table of admin calls."""
+"""Describe a node's HTTP API as an OpenAPI document, generated from the table of admin calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def document(version: str) -> dict[str, Any]:
-    """The document.
+    """Return the OpenAPI document of the HTTP API, for the wire `version` that the node speaks.
 
     >>> sorted(document("1")["paths"]["/streams/{name}"])
     ['delete', 'get', 'put']
@@ -21,15 +21,15 @@ def document(version: str) -> dict[str, Any]:
     for call in CALLS.values():
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
     paths["/health"] = {
-        "get": _open(
+        "get": _unprotected(
             "health",
-            "Whether the node is of use: its logs are sound, and in a cluster it takes part; else 503 with reasons.",
+            "Whether the node works: its logs are sound, and in a cluster it takes part. If not: 503 with the reasons.",
         )
     }
-    paths["/openapi.json"] = {"get": _open("openapi", "This document.")}
-    metrics = _described("metrics", "Figures for Prometheus.")
+    paths["/openapi.json"] = {"get": _unprotected("openapi", "This document.")}
+    metrics = _described("metrics", "Metrics for Prometheus.")
     metrics["responses"]["200"] = {
-        "description": "Figures.",
+        "description": "Metrics.",
         "content": {_TEXT: {"schema": {"type": "string"}}},
     }
     paths["/metrics"] = {"get": metrics}
@@ -52,19 +52,19 @@ def document(version: str) -> dict[str, Any]:
 
 
 def in_path(call: Call) -> set[str]:
-    """The arguments that stand in its path."""
+    """Return the names of the arguments that stand in the path of `call`."""
     return set(re.findall(r"{(\w+)}", call.path))
 
 
 def _operation(call: Call) -> dict[str, Any]:
-    made = _described(call.name, call.what)
-    here = in_path(call)
-    rest = [argument for argument in call.arguments if argument.name not in here]
+    operation = _described(call.name, call.what)
+    path_arguments = in_path(call)
+    rest = [argument for argument in call.arguments if argument.name not in path_arguments]
     in_query = rest if call.method in ("GET", "DELETE") else []
-    made["parameters"] = [
-        _parameter(argument, "path" if argument.name in here else "query")
+    operation["parameters"] = [
+        _parameter(argument, "path" if argument.name in path_arguments else "query")
         for argument in call.arguments
-        if argument.name in here or argument in in_query
+        if argument.name in path_arguments or argument in in_query
     ]
     if rest and not in_query:
         needed = [argument.name for argument in rest if not argument.optional]
@@ -75,8 +75,8 @@ def _operation(call: Call) -> dict[str, Any]:
         }
         if needed:
             schema["required"] = needed
-        made["requestBody"] = {"required": bool(needed), "content": _json(schema)}
-    return made
+        operation["requestBody"] = {"required": bool(needed), "content": _json(schema)}
+    return operation
 
 
 def _described(name: str, what: str) -> dict[str, Any]:
@@ -86,15 +86,15 @@ def _described(name: str, what: str) -> dict[str, Any]:
         "responses": {
             "200": {"description": "Done.", "content": _json({})},
             "default": {
-                "description": "What is wrong.",
+                "description": "The error.",
                 "content": _json({"$ref": "#/components/schemas/Error"}),
             },
         },
     }
 
 
-def _open(name: str, what: str) -> dict[str, Any]:
-    """What needs no secret."""
+def _unprotected(name: str, what: str) -> dict[str, Any]:
+    """Describe an operation that needs no secret."""
     return _described(name, what) | {"security": []}
 
 

@@ -1,17 +1,17 @@
-"""A node that listens: the directory, the secret, the socket, and an orderly end.
+"""Run a node that listens: its directory, its secret, its sockets, and an orderly stop.
 
 Rules:
 
-1. Whoever connects proves that they know the secret, before anything else is read (`transport.hello`).
-2. The secret is made at the first start, in a file that only its owner can read. Beside it stands where the node
-   listens, so that clients on the same machine find both; and a socket, which is quicker for them than TCP.
-3. It listens on loopback, and elsewhere only with TLS: without, it refuses to start. So does its HTTP API.
-4. In a cluster it also listens for other nodes, with the cluster's secret, and what clients have to know is made from
-   that: the same for all nodes.
-5. On SIGTERM or Ctrl-C a member of a cluster first hands over what it is master of, and the lead (`railgun serve` does
-   that). Then it says to all clients that it goes away: it takes nothing more (`STOPPING`), answers what it has taken,
-   and when each client knows (or after `GO_AWAY_S`) it writes what has to be written, and ends. Clients that consume
-   have `LAST_ACKS_S` more to go by themselves: until then their acks count.
+1. A client proves that it knows the secret before anything else is read (`transport.hello`).
+2. The secret is made at the first start, in a file that only its owner can read. Beside it the node writes its address,
+   so that clients on the same machine find both, and opens a Unix socket, which is faster for them than TCP.
+3. The node listens on loopback; on other addresses it refuses to start without TLS. The same holds for its HTTP API.
+4. In a cluster the node also listens for other nodes, with the cluster's secret. The clients' secret is derived from
+   it, so it is the same on all nodes.
+5. On SIGTERM or Ctrl-C a member of a cluster first hands over its masterships and the leadership (`railgun serve` does
+   that). Then the node tells all clients that it goes away: it takes nothing more (`STOPPING`), answers what it has
+   taken, and once every client has confirmed (or after `GO_AWAY_S`) writes what has to be written, and ends. Clients
+   that consume have `LAST_ACKS_S` more to leave by themselves: until then their acks count.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from railgun.transport.listener import Listener
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
-HAND_OVER: Final = 8.0
-"""Seconds in which others take over, before a node of a cluster ends."""
+HAND_OVER_S: Final = 8.0
+"""Seconds that other nodes have to take over before a node of a cluster ends."""
 
 
 GO_AWAY_S: Final = 3.0
-"""Seconds in which clients take note that a node is about to end, and get their answers."""
+"""Seconds that clients have to confirm that a node is about to end, and to get their answers."""
 LAST_ACKS_S: Final = 0.5
-"""Seconds in which clients that consume say what they have acked, and go."""
+"""Seconds that consuming clients have to send their last acks, and to leave."""
 LINGER_S: Final = 1.0
-"""Seconds in which clients read the last answers, before a node that ends closes their connections."""
+"""Seconds that clients have to read the last answers before an ending node closes their connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where a node works and listens."""
+    """The directory, addresses and secrets of a node."""
 
     data: Path = Path(DATA)
     host: str = "127.0.0.1"
@@ -75,25 +75,25 @@ class ServerConfig:
     certificate: Path | None = None
     key: Path | None = None
     http_port: int | None = None
-    """Of the HTTP API; 0: any that is free, None: there is none."""
+    """Port of the HTTP API; 0: any free port, None: no HTTP API."""
     cluster: ClusterConfig | None = None
-    """None: it is alone."""
+    """Settings of the cluster; None: the node runs alone."""
     rs_timeout: float = RESPONSE_TIMEOUT_S
-    """How long a request waits for its response if it does not say (seconds); a cluster has a setting instead."""
+    """Seconds that a request without a timeout waits for its response. A cluster has a setting of its own instead."""
 
     def check(self) -> None:
-        """Refuse to listen openly."""
+        """Raise `OpenListenError` if the node would listen beyond loopback without TLS."""
         hosts = [self.host] + ([self.cluster.host] if self.cluster is not None else [])
         open_host = next((host for host in hosts if not is_loopback(host)), None)
         if self.certificate is None and open_host is not None:
             raise OpenListenError(
-                f"{open_host} can be reached from elsewhere, and what is sent there can be read: give the node a "
-                "certificate and its key, or let it listen on 127.0.0.1"
+                f"{open_host} can be reached from other machines, and traffic to it would be readable: "
+                "give the node a certificate and its key, or let it listen on 127.0.0.1"
             )
 
 
 class Server:
-    """A node and those who are connected to it."""
+    """A listening node and the sessions of its clients."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class Server:
         self.port = 0
         self.http: Api | None = None
         self._listener = Listener(self._accept)
-        self._local = False  # whether clients can come by the Unix socket
+        self._local = False  # whether clients can connect by the Unix socket
         self.member: Member | None = None
         self._socket = config.data.absolute() / SOCKET
         self._stopping = False
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
-        """Open everything and listen; what recovery has to tell."""
+        """Open the node and listen. Return what recovery has to report."""
         config = self.config
         config.check()
         config.data.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class Server:
         in_cluster = config.cluster is not None
         self.node = Node(config.data, disk=disk, clock=self._clock, in_cluster=in_cluster)
         self.node.response_timeout_s = lambda: config.rs_timeout
-        told = self.node.open()
+        notes = self.node.open()
         try:
             if config.cluster is not None:
                 self.secret = config.cluster.client_secret
@@ -135,9 +135,8 @@ class Server:
             tls = trusted = None
             if config.certificate is not None:
                 trusted = ssl.create_default_context(cafile=config.certificate)
-                trusted.check_hostname = (
-                    False  # nodes are known by the secret, and by what they trust
-                )
+                # Nodes are authenticated by the secret and their certificate.
+                trusted.check_hostname = False
                 tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 tls.load_cert_chain(config.certificate, config.key)
             source = config.host if in_cluster and is_loopback(config.host) else None
@@ -153,7 +152,7 @@ class Server:
                 self.http = Api(self, config.host, config.http_port, tls)
                 await self.http.start()
             if config.cluster is not None:
-                told += await self._join(disk, config.cluster, tls, trusted)
+                notes += await self._join(disk, config.cluster, tls, trusted)
         except BaseException:
             if self.member is not None:
                 await self.member.stop()
@@ -162,9 +161,9 @@ class Server:
             await self._listener.close()
             await self.node.close()
             raise
-        told += filter(None, [self._tell_where()])
+        notes += filter(None, [self._write_address()])
         self._watch = loop.create_task(self._watch_silence())
-        return told
+        return notes
 
     async def _join(
         self,
@@ -173,7 +172,7 @@ class Server:
         tls: ssl.SSLContext | None,
         trusted: ssl.SSLContext | None,
     ) -> list[str]:
-        """Be a member of a cluster."""
+        """Join the cluster. Raise `PortTakenError` if the port for nodes is taken."""
         self.member = member = Member(
             self.node, disk, cluster, self.moved, server_tls=tls, client_tls=trusted
         )
@@ -188,14 +187,14 @@ class Server:
             ) from error
 
     def _keep_secret(self, path: Path) -> None:
-        """Let clients on this machine have the secret; unless it is there, for the disk may be full."""
+        """Write the secret where clients on this machine find it, unless it is there: the disk may be full."""
         with contextlib.suppress(OSError, BadSecretError):
             if path.exists() and secret_in(path) == self.secret:
                 return
         keep_secret(path, self.secret)
 
-    def _tell_where(self) -> str:
-        """Let clients on this machine find it; return why they cannot, if so: a node on a full disk serves readers."""
+    def _write_address(self) -> str:
+        """Write this node's address for clients on the same machine. Return why that failed, or an empty text."""
         where: dict[str, Any] = {"host": self.config.host, "port": self.port, "pid": os.getpid()}
         if self.config.certificate is not None:
             where["certificate"] = str(self.config.certificate.resolve())
@@ -208,12 +207,12 @@ class Server:
             path.write_text(json.dumps(where), "utf-8")
         except OSError as error:
             with contextlib.suppress(OSError):
-                path.unlink()  # a part of it, or that of another process
-            return f"{path} cannot be written ({error.strerror or error}): clients have to be told --node"
+                path.unlink()  # half written, or left by another process
+            return f"{path} cannot be written ({error.strerror or error}): clients need --node"
         return ""
 
     async def _listen_locally(self) -> bool:
-        """In the directory; not where there are no such sockets, or its name is too long for one."""
+        """Open the Unix socket in the directory. Return False where the system has none, or its path is too long."""
         try:
             self._socket.unlink(missing_ok=True)
             await self._listener.open_unix(str(self._socket))
@@ -228,8 +227,8 @@ class Server:
     def _opened(self, connection: Connection) -> None:
         version = connection.who.get("version")
         if version != VERSION:
-            told = f"this node speaks version {VERSION}, and you {version!r}"
-            raise HelloError(told, BAD_VERSION)
+            error_text = f"this node speaks version {VERSION}, and the client speaks {version!r}"
+            raise HelloError(error_text, BAD_VERSION)
         if self._stopping:
             raise HelloError("this node is about to end")
         assert isinstance(connection, Wire)
@@ -245,35 +244,35 @@ class Server:
         if session is not None:
             session.ended()
 
-    def moved(self, gone: Callable[[str], bool]) -> None:
-        """Streams have another master than before (`gone` says which): who uses them comes again (`Session.moved`)."""
+    def moved(self, affected: Callable[[str], bool]) -> None:
+        """Let clients come again to the streams, for which `affected` is true, whose master has changed
+        (`Session.moved`)."""
         for session in list(self.sessions.values()):
-            session.moved(gone)
+            session.moved(affected)
 
     async def _watch_silence(self) -> None:
-        looked_s = time.monotonic()
+        last_check_s = time.monotonic()
         while True:
             await asyncio.sleep(PULSE_S)
             now_s = time.monotonic()
-            late, looked_s = now_s - looked_s > 2 * PULSE_S, now_s
+            is_late, last_check_s = now_s - last_check_s > 2 * PULSE_S, now_s
             for connection, session in list(self.sessions.items()):
                 session.move_readers()
                 if session.paused:
-                    session.live_on()
-                elif (
-                    late
-                ):  # this node was busy or stopped itself: what clients said lies in the sockets
+                    session.send_sign_of_life()
+                elif is_late:
+                    # This node was busy or suspended: data of clients waits in the sockets.
                     session.heard = now_s
                 elif session.silent(now_s):
                     connection.transport.abort()
 
-    async def hand_over(self, timeout: float = HAND_OVER) -> None:
-        """Let other nodes of the cluster do what only this one does, before it ends; not longer than that."""
+    async def hand_over(self, timeout: float = HAND_OVER_S) -> None:
+        """Let other nodes take over this node's duties in the cluster before it ends, for at most `timeout` seconds."""
         if self.member is not None:
             await self.member.governing.leave_for_now(timeout)
 
     async def _go_away(self) -> None:
-        """Tell all clients that this node ends, and wait until nothing of theirs is under way."""
+        """Tell all clients that this node ends, and wait until none of their requests is under way."""
         for session in list(self.sessions.values()):
             session.go_away()
         deadline = time.monotonic() + GO_AWAY_S
@@ -288,7 +287,7 @@ class Server:
             await asyncio.sleep(0.005)
 
     async def stop(self) -> list[str]:
-        """End in order; return what is not on disk, and why: nothing, if all is well."""
+        """Stop in order. Return the errors of data that could not be written: an empty list if all is well."""
         self._stopping = True
         if self._watch is not None:
             self._watch.cancel()
@@ -297,7 +296,7 @@ class Server:
         self._listener.stop()
         await self._go_away()
         for session in list(self.sessions.values()):
-            session.rest(for_good=True)  # whoever asks for more asks the next node
+            session.pause_reading(for_good=True)  # clients send further requests to the next node
             for subscription in list(session.subscriptions.values()):
                 subscription.send_away()
             session.subscriptions.clear()
@@ -307,9 +306,9 @@ class Server:
             await self.member.stop()
             failed = self.member.failed
             if failed is not None and not isinstance(failed, RemovedError):
-                lost.append(f"what this node agrees on with others: {failed}")
+                lost.append(f"the Raft log: {failed}")
         lost += await self.node.close()
-        await asyncio.sleep(0)  # what was answered goes out
+        await asyncio.sleep(0)  # let the last answers go out
         for connection in list(self.sessions):
             connection.close()
         await self._listener.close(LINGER_S)
@@ -321,7 +320,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(config: ServerConfig) -> AsyncIterator[Server]:
-    """A server within this."""
+    """Run a server within this context."""
     server = Server(config)
     await server.start()
     try:
@@ -331,5 +330,5 @@ async def serving(config: ServerConfig) -> AsyncIterator[Server]:
 
 
 def secret_of(data: Path) -> bytes:
-    """The secret of a node's directory, made if there is none."""
+    """Return the secret of a node's directory, making it if there is none."""
     return secret_in(data / SECRET)

@@ -1,28 +1,29 @@
-"""A session: one client's connection to a node, and everything it asks for.
+"""Serve one client: its connection to the node, and all its publishes, subscriptions and requests.
 
 Rules:
 
-1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes
-   that are no frame end the session; nothing ends the node.
-2. A session that says nothing for `SILENCE_S` seconds is dead: clients ping. One that another node has passed on is
-   dead after `SILENCE_PASSED_ON_S`, because that node pings several times a second and is frozen if it does not. What
-   its consumers had goes to others. A session that is not read for a while, because what it published is not on disk
-   yet, is sent a sign of life every `PULSE_S`.
+1. A wrong request is answered with `Failed`, a code and a sentence, and the session goes on. Bytes that are no frame
+   end the session. Nothing a client sends ends the node.
+2. A session from which nothing comes for `SILENCE_S` seconds is dead: clients ping. A forwarded session is dead after
+   `SILENCE_PASSED_ON_S`, because the node that forwards it pings several times a second and is frozen if it does not.
+   The messages of its consumers go to other consumers. A session that is not read for a while, because what it
+   published is not on disk yet, is sent a sign of life every `PULSE_S`.
 3. A consumer gets no more than its credit, and what waits in the socket is bounded: messages are read from disk when
    there is room for them.
 4. Messages of ephemeral streams go to the socket at once. When too much waits there, the session's listeners have no
-   credit until there is room: they lose what comes, or leave it to the others of their group.
+   credit until there is room: they lose messages, or leave them to the other members of their group.
 5. A publisher that is faster than the disk is not read until what it has sent is stored.
-6. A node that is about to end says so (`GoingAway`). From there on the session refuses requests with `STOPPING`, and
-   nothing is done of them; it is *drained* when the client has confirmed it, and all that was taken is answered.
-7. In a cluster, what another node serves is passed on to it (`broker.server.relay`). When a stream has another master
-   than before, members of its groups are told to subscribe again (`NO_MASTER`); a client with publishes that the old
-   one does not answer is cut off, and comes again. A master that hands over tells them before (`Consumer.let_go`),
-   and takes what they have said until they have unsubscribed.
-8. Consumers that end by what nodes do are *sent away* (`Group.send_away`): what they had has not failed. So it is when
-   this node is about to end, their stream has another master, or they are cut off; and when a session that another
-   node has passed on ends, unless that node says that its client has gone (`GoingAway`). A client that goes itself,
-   or is silent, is taken for dead.
+6. A node that is about to end says so (`GoingAway`). From then on the session refuses requests with `STOPPING`, without
+   doing any part of them; it is *drained* when the client has confirmed the `GoingAway` and everything taken before is
+   answered.
+7. In a cluster, what another node serves is passed on to that node (`broker.server.relay`). When the master of a stream
+   changes, members of its groups are told to subscribe again (`NO_MASTER`); a client with publishes that the old master
+   does not answer is cut off, and reconnects. A master that hands over tells members before (`Consumer.let_go`), and
+   takes their acks until they have unsubscribed.
+8. Consumers that end because of what nodes do are *sent away* (`Group.send_away`): their deliveries do not
+   count as failed. That is so when this node is about to end, when their stream changes its master, when they are cut
+   off, and when a forwarded session ends, unless the forwarding node says that the client has left (`GoingAway`). A
+   client that leaves by itself, or is silent, counts as dead.
 """
 
 from __future__ import annotations
@@ -81,15 +82,15 @@ from railgun.transport.records import HAS_IDS, check, head, split
 SILENCE_S: Final = 20.0
 SILENCE_PASSED_ON_S: Final = 3.0
 PULSE_S: Final = 0.4
-MOST_UNSTORED: Final = 32 << 20  # bytes of publishes that are not answered yet
-PIECE: Final = 256 << 10  # bytes read at once
-GOING: Final = 1 << 62  # the number of a GoingAway: above those of all pings
-REQUESTS: Final = (p.Publish, p.Subscribe, p.Admin)
-LONGEST_TIMEOUT: Final = 24 * 3600 * SECOND
+MAX_UNSTORED_BYTES: Final = 32 << 20  # of publishes that are not answered yet
+READ_BYTES: Final = 256 << 10  # read from a log at once
+GOING_AWAY_NUMBER: Final = 1 << 62  # number of a GoingAway: above the numbers of all pings
+REQUEST_KINDS: Final = (p.Publish, p.Subscribe, p.Admin)
+MAX_TIMEOUT_US: Final = 24 * 3600 * SECOND
 
 
 class RequestError(RailgunError):
-    """What was asked for cannot be done with this stream."""
+    """The stream or the session cannot do what was requested."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -97,12 +98,12 @@ class RequestError(RailgunError):
 
 
 class Wire(Connection):
-    """A connection that tells when there is room again."""
+    """A connection that calls `resumed` when there is room to write again."""
 
     resumed: Callable[[], None] = staticmethod(lambda: None)
 
     def resume_writing(self) -> None:
-        """What waited has gone."""
+        """Report that the transport's buffer has been sent."""
         self.resumed()
 
 
@@ -119,43 +120,42 @@ class Consumer:
         self.begun = False
         """Whether the client was told that it is subscribed."""
         self.stop: RailgunError | None = None
-        """Why nothing more can be read for it."""
-        self._stop_told = False
+        """Why nothing more can be read for this consumer, or None."""
+        self._stop_reported = False
         self.gone: RailgunError = RequestError("NO_SUBSCRIPTION", "it ended before it began")
-        """Why it has ended, if it has."""
+        """Why the subscription has ended, if it has."""
         self.going = False
-        """Whether the client was told that it ends, and has not left: it may still ack."""
+        """Whether the client was told to subscribe again and has not left yet: it may still ack."""
 
     def deliver(self, delivers: list[Deliver]) -> None:
-        """Send these, when there is room."""
+        """Queue deliveries, and send them as far as there is room."""
         if not self.going:
             self.outbox.extend(delivers)
             self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for."""
+        """Send queued deliveries as far as there is room."""
         while self.outbox and self.session.room:
             ranges: list[p.Range] = []
             blobs: list[Blob] = []
             size, epoch = 0, self.outbox[0].epoch
-            while self.outbox and size < PIECE and self.outbox[0].epoch == epoch:
+            while self.outbox and size < READ_BYTES and self.outbox[0].epoch == epoch:
                 deliver = self.outbox.popleft()
                 try:
-                    batches, end = self.stream.read(deliver.first, deliver.end, PIECE - size)
+                    batches, end = self.stream.read(deliver.first, deliver.end, READ_BYTES - size)
                 except TrimmedError as error:
-                    if ranges:  # which go first
+                    if ranges:  # send what was read first
                         self.outbox.appendleft(deliver)
                         break
                     self._missed(deliver, error.first)
                     continue
                 except DamagedLogError as error:
-                    if ranges:  # which go first
+                    if ranges:  # send what was read first
                         self.outbox.appendleft(deliver)
                         break
                     damage = self.stream.damage
-                    if (
-                        damage is None
-                    ):  # in a cluster this copy is mended soon: who asks again is served
+                    # In a cluster this copy is mended soon: the client subscribes again.
+                    if damage is None:
                         self.session.lose(self, error)
                         return
                     self.outbox.appendleft(deliver)
@@ -165,7 +165,7 @@ class Consumer:
                     self.session.lose(self, error)
                     return
                 read = sum(map(len, batches))
-                if blobs and size + read > LARGEST // 2:  # a large one goes alone
+                if blobs and size + read > LARGEST // 2:  # a large batch gets a frame of its own
                     self.outbox.appendleft(deliver)
                     break
                 count = end - deliver.first
@@ -176,29 +176,29 @@ class Consumer:
                     self.outbox.appendleft(replace(deliver, first=end))
             if ranges:
                 self.session.send(p.Deliver(ranges=ranges, epoch=epoch), blobs, self.channel)
-        if self.stop is not None and not self._stop_told and not self.outbox and self.begun:
-            self._stop_told = True
+        if self.stop is not None and not self._stop_reported and not self.outbox and self.begun:
+            self._stop_reported = True
             self.session.fail(0, self.stop, self.channel)
 
     def _give_back_from(self, offset: int) -> None:
-        """Let the group have back what cannot be read: all from this offset on."""
+        """Return all deliveries from `offset` on to the group, because they cannot be read."""
         assert self.driver is not None
         receipts = [
-            Receipt(max(one.first, offset), one.end, one.delivery, one.epoch)
-            for one in self.outbox
-            if one.end > offset
+            Receipt(max(delivery.first, offset), delivery.end, delivery.delivery, delivery.epoch)
+            for delivery in self.outbox
+            if delivery.end > offset
         ]
-        before = [one for one in self.outbox if one.first < offset]
-        self.outbox = deque(replace(one, end=min(one.end, offset)) for one in before)
+        before = [delivery for delivery in self.outbox if delivery.first < offset]
+        self.outbox = deque(replace(delivery, end=min(delivery.end, offset)) for delivery in before)
         self.driver.unsent(self.name, receipts)
 
     def stopped(self, error: RailgunError) -> None:
-        """Nothing more can be read for it: tell the client, behind what is on its way to it."""
+        """Tell the client, after what is on its way to it, that nothing more can be read."""
         self.stop = self.stop or error
         self.flush()
 
     def _missed(self, deliver: Deliver, first: int) -> None:
-        """What was to be sent is gone, up to there: the group takes it back, and says so."""
+        """Return messages up to `first`, which are no longer stored, to the group, which reports them as missed."""
         assert self.driver is not None
         gone = min(first, deliver.end)
         if gone < deliver.end:
@@ -207,40 +207,40 @@ class Consumer:
         self.driver.nack(self.name, [receipt], 0, "", None)
 
     def tell(self, command: Command) -> None:
-        """What it has to know."""
+        """Send the client a notice from its group."""
         match command:
             case Missed(first, end):
                 self.session.send(p.Missed(first=first, end=end), (), self.channel)
             case Recalled(_, first, end):
-                self.outbox.clear()  # all of it was recalled: it lies above what came back
+                self.outbox.clear()  # all of the queue was recalled: it lies above what came back
                 self.session.send(p.Recalled(first=first, end=end), (), self.channel)
 
     def lost(self, error: RailgunError) -> None:
-        """There is nothing more to get."""
+        """End the subscription because of `error`."""
         self.session.lose(self, error)
 
     def let_go(self, error: RailgunError) -> None:
-        """It gets nothing more, and the client subscribes again; what it says counts until it has unsubscribed."""
+        """Stop delivering and let the client subscribe again. Its acks count until it has unsubscribed."""
         if self.begun and not self.going:
             self.going = True
             self.outbox.clear()
             self.session.fail(0, error, self.channel)
 
     def leave(self, graceful: bool) -> None:
-        """It goes."""
+        """Leave the group. `graceful`: the client has unsubscribed; otherwise it counts as dead."""
         if self.going:
             self.send_away()
         elif self.driver is not None:
             self.stream.leave(self.driver, self.name, graceful)
 
     def send_away(self) -> None:
-        """It is to go, and did nothing wrong: rule 8."""
+        """Leave the group without blame: the consumer did nothing wrong (rule 8)."""
         if self.driver is not None:
             self.stream.send_away(self.driver, self.name)
 
 
 class Session:
-    """One client."""
+    """One client's session at this node."""
 
     _numbers: ClassVar[int] = 0
 
@@ -251,34 +251,34 @@ class Session:
         self.connection = connection
         self.heard = time.monotonic()
         self.forwarded = bool(connection.who.get("forwarded"))
-        """Whether another node has passed it on."""
+        """Whether another node has passed the session on."""
         self.subscriptions: dict[int, Consumer | Listener] = {}
-        self._relay: Relay | None = None  # of a node that is not alone
+        self._relay: Relay | None = None  # None on a node that runs alone
         self._reader = connection.filling = FrameReader()
         self._unstored = 0
-        self._requests: dict[str, int] = {}  # by the name of the response
-        self._for_good = False
-        self._going = 0  # the number of the GoingAway that was sent
-        self._confirmed = 0  # and of the last pong
-        self._client_gone = not self.forwarded  # if it ends, it is because the client has gone
-        self._calls = 0  # that are under way
+        self._requests: dict[str, int] = {}  # request numbers by the name of their response
+        self._paused_for_good = False
+        self._going = 0  # the number of the GoingAway that was sent, or 0
+        self._confirmed = 0  # the highest number of a pong
+        # Whether an end of the session means that the client has left.
+        self._client_gone = not self.forwarded
+        self._calls = 0  # admin calls under way
         self.paused = False
-        """Whether it is not read for the time being."""
+        """Whether the connection is not read for the time being."""
         self._outbox = Outbox(node.loop, connection.transport, self._flushed)
-        connection.transport.set_write_buffer_limits(
-            high=SOFT_UNSENT_BYTES - 1
-        )  # no room: it will be resumed
+        # From SOFT_UNSENT_BYTES bytes on, the transport calls `resumed` when it has room again.
+        connection.transport.set_write_buffer_limits(high=SOFT_UNSENT_BYTES - 1)
         connection.resumed = self._resumed
 
     # ------------------------------------------------------------ sending
 
     @property
     def room(self) -> bool:
-        """Whether more than answers may be sent."""
+        """Whether messages may be sent, besides answers."""
         return self._outbox.unsent < SOFT_UNSENT_BYTES
 
     def drop(self, channel: int) -> None:
-        """Forget the subscription of a channel."""
+        """Forget the subscription on `channel`."""
         self.subscriptions.pop(channel, None)
 
     @property
@@ -287,13 +287,13 @@ class Session:
         return self._outbox.unsent >= MAX_UNSENT_BYTES
 
     def hold(self) -> None:
-        """Too much waits: the listeners get nothing until there is room."""
+        """Withhold credit from all listeners until there is room in the socket."""
         for subscription in self.subscriptions.values():
             if isinstance(subscription, Listener):
                 subscription.hold()
 
     def send(self, command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
-        """Send a frame, with the others of this turn."""
+        """Send a frame, together with the others of this turn of the event loop."""
         self._outbox.send(encode(command, blobs, channel))
 
     def _flushed(self) -> None:
@@ -304,23 +304,24 @@ class Session:
         for subscription in list(self.subscriptions.values()):
             subscription.flush()
         if self._relay is not None:
-            self._relay.room_here()
+            self._relay.resume_upstreams()
 
     def pass_back(self, frame: Blob) -> None:
-        """Send a frame that another node has made."""
+        """Send a frame of another node unchanged."""
         self._outbox.send([frame])
 
     def fail(self, request: int, error: Exception, channel: int = 0) -> None:
-        """Say what is wrong."""
+        """Send `Failed` for a request or a channel, with the code and the text of `error`."""
         code = getattr(error, "code", "BAD_REQUEST")
         no_quorum = isinstance(error, NoMasterError) and error.no_quorum
-        told = p.Failed(request=request, code=code, text=str(error)[:2000], no_quorum=no_quorum)
-        self.send(told, (), channel)
+        failed = p.Failed(request=request, code=code, text=str(error)[:2000], no_quorum=no_quorum)
+        self.send(failed, (), channel)
 
     # ------------------------------------------------------------ receiving
 
     def received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Handle bytes from the client: decode their frames and serve them, or end the session if they are no
+        frames."""
         self.heard = time.monotonic()
         try:
             if self.node.routing is None:
@@ -337,10 +338,10 @@ class Session:
             self.connection.close(error)
 
     def take(self, frame: Frame) -> None:
-        """Do what a frame asks for, here."""
+        """Serve a frame on this node. A `RailgunError` is answered with `Failed`."""
         try:
-            if self._going and isinstance(frame.command, REQUESTS):
-                raise StoppingError("this node is about to end; nothing was done: ask another one")
+            if self._going and isinstance(frame.command, REQUEST_KINDS):
+                raise StoppingError("this node is about to end; nothing was done: ask another node")
             self._do(frame)
         except FrameError:
             raise
@@ -355,7 +356,7 @@ class Session:
             case p.Publish():
                 self._publish(command, frame.blob)
             case p.Ack() | p.Nack() | p.InProgress():
-                self._answered(frame.channel, command)
+                self._ack_received(frame.channel, command)
             case p.Grant():
                 self._grant(frame.channel, command.credit)
             case p.Respond():
@@ -376,12 +377,12 @@ class Session:
             case p.GoingAway() if self.forwarded:
                 self._client_gone = True
             case _:
-                raise FrameError(f"{type(command).__name__} is not for a node to hear")
+                raise FrameError(f"{type(command).__name__} is not a command for a node")
 
     def go_away(self) -> None:
-        """Say that this node is about to end, and refuse requests from now on."""
+        """Tell the client that this node is about to end, and refuse requests from now on."""
         if not self._going:
-            self._going = GOING
+            self._going = GOING_AWAY_NUMBER
             if self._relay is not None:
                 self._relay.give_up()
             self.send(p.GoingAway(number=self._going))
@@ -389,68 +390,74 @@ class Session:
 
     @property
     def going(self) -> bool:
-        """Whether requests are refused, for the node is about to end."""
+        """Whether requests are refused because the node is about to end."""
         return self._going > 0
 
     def confirmed(self, number: int) -> None:
-        """Take note of a pong."""
+        """Note that the client has answered the ping `number`."""
         self._confirmed = max(self._confirmed, number)
 
     @property
     def drained(self) -> bool:
-        """Whether the client knows that this node goes, and has no request under way."""
+        """Whether the client has confirmed that this node ends, and has no request under way."""
         relayed = self._relay is not None and self._relay.busy
         under_way = self._unstored or self._calls or self._requests or relayed
-        return self._confirmed >= GOING and not under_way
+        return self._confirmed >= GOING_AWAY_NUMBER and not under_way
 
     @property
     def consumes(self) -> bool:
-        """Whether it has consumers of groups, here or elsewhere, that may have something to say."""
-        here = self.subscriptions.values()
-        if any(isinstance(one, Consumer) and one.driver and one.driver.tracked for one in here):
+        """Whether the client has consumers of groups, here or at other nodes, that may still ack."""
+        local = self.subscriptions.values()
+        if any(
+            isinstance(subscription, Consumer)
+            and subscription.driver
+            and subscription.driver.tracked
+            for subscription in local
+        ):
             return True
         return self._relay is not None and self._relay.consumes
 
-    def rest(self, for_good: bool = False) -> None:
-        """Read nothing more, for the time being or for good."""
-        self._for_good |= for_good
+    def pause_reading(self, for_good: bool = False) -> None:
+        """Stop reading the connection, for the time being or `for_good`."""
+        self._paused_for_good |= for_good
         if not self.paused:
             self.paused = True
-            with contextlib.suppress(RuntimeError):  # it is closing
+            with contextlib.suppress(RuntimeError):  # the connection is closing
                 self.connection.transport.pause_reading()
         if for_good and self._relay is not None:
             self._relay.give_up()
 
-    def go_on(self) -> None:
-        """Read again, if nothing stands against it."""
-        if not self.paused or self._for_good or self._unstored > MOST_UNSTORED // 2:
+    def resume_reading(self) -> None:
+        """Read the connection again, unless too much is unstored, another node takes no more, or reading ended for
+        good."""
+        if not self.paused or self._paused_for_good or self._unstored > MAX_UNSTORED_BYTES // 2:
             return
         if self._relay is None or not self._relay.full:
             self.paused = False
-            self.heard = time.monotonic()  # what it said meanwhile is about to be read
+            self.heard = time.monotonic()  # what came meanwhile is about to be read
             with contextlib.suppress(RuntimeError):
                 self.connection.transport.resume_reading()
 
-    def live_on(self) -> None:
+    def send_sign_of_life(self) -> None:
         """Send a sign of life to a client whose pings are not read."""
         if self.room:
             self.send(p.Pong())
 
     def silent(self, now_s: float) -> bool:
-        """Return whether nothing has come for so long that the client, or the node that passes it on, must be dead."""
+        """Return whether the client, or the node that passes it on, was silent for so long that it must be dead."""
         limit_s = SILENCE_PASSED_ON_S if self.forwarded else SILENCE_S
         return now_s - self.heard > limit_s
 
-    def hold_back(self, size: int) -> None:
-        """So many bytes wait; if they are too many, nothing more is read."""
+    def add_unstored(self, size: int) -> None:
+        """Count `size` bytes as waiting. Stop reading if too many wait."""
         self._unstored += size
-        if self._unstored > MOST_UNSTORED:
-            self.rest()
+        if self._unstored > MAX_UNSTORED_BYTES:
+            self.pause_reading()
 
-    def let_go(self, size: int) -> None:
-        """They wait no more."""
+    def remove_unstored(self, size: int) -> None:
+        """Count `size` bytes as waiting no more. Read on if that leaves room."""
         self._unstored -= size
-        self.go_on()
+        self.resume_reading()
 
     # ------------------------------------------------------------ publishing
 
@@ -459,7 +466,7 @@ class Session:
         stream = self.node.get(command.stream)
         batches = split(blob)
         if not batches:
-            raise RequestError("BAD_REQUEST", "a publish without messages")
+            raise RequestError("BAD_REQUEST", "a publish has at least one message")
         for batch in batches:
             check(batch)
         if isinstance(stream, Ephemeral) and command.HasField("staging"):
@@ -468,7 +475,7 @@ class Session:
                 f"stream {stream.name!r} is ephemeral: nothing can be staged for it",
             )
         if isinstance(stream, Ephemeral):
-            self._scatter(stream, command, batches)
+            self._publish_ephemeral(stream, command, batches)
             return
         if command.topic or command.response:
             what = "topics" if command.topic else "responses"
@@ -476,10 +483,15 @@ class Session:
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no {what}"
             )
         if command.together and len(batches) > 1:
-            raise RequestError("BAD_REQUEST", "what is published together is one record batch")
+            raise RequestError(
+                "BAD_REQUEST",
+                "messages published together (together) have to be in one record batch",
+            )
         if command.acks not in p.Acks.values():
-            raise RequestError("BAD_REQUEST", f"acks is {command.acks}, and there is no such level")
-        self.hold_back(len(blob))
+            raise RequestError(
+                "BAD_REQUEST", f"acks is {command.acks}; the levels are 0 to {max(p.Acks.values())}"
+            )
+        self.add_unstored(len(blob))
         if self._relay is not None:
             self._relay.published(stream.name)
         answer = partial(self._stored, command, len(blob))
@@ -492,7 +504,8 @@ class Session:
             if any(head(batch).flags & HAS_IDS for batch in batches):
                 answer(
                     RequestError(
-                        "BAD_REQUEST", "what is staged has no IDs: it is committed once without"
+                        "BAD_REQUEST",
+                        "staged messages have no IDs: they are committed once without them",
                     )
                 )
                 return
@@ -505,12 +518,12 @@ class Session:
 
     def _stored(self, command: p.Publish, size: int, outcome: Stored | RailgunError) -> None:
         request = command.request
-        self.let_go(size)
+        self.remove_unstored(size)
         if self._relay is not None:
             self._relay.answered(command.stream)
         if isinstance(outcome, RailgunError):
             self.node.refused[getattr(outcome, "code", "BAD_REQUEST")] += 1
-        if command.acks == p.NONE:  # it was answered
+        if command.acks == p.NONE:  # it was answered when it was taken
             return
         if isinstance(outcome, RailgunError):
             self.fail(request, outcome)
@@ -522,8 +535,10 @@ class Session:
             p.Published(request=request, base=outcome.base, stored=outcome.count, refused=refused)
         )
 
-    def _scatter(self, stream: Ephemeral, command: p.Publish, batches: list[memoryview]) -> None:
-        """Publish to whoever listens."""
+    def _publish_ephemeral(
+        self, stream: Ephemeral, command: p.Publish, batches: list[memoryview]
+    ) -> None:
+        """Publish to the listeners of an ephemeral stream."""
         check_topic(command.topic)
         if command.together or any(head(batch).flags & HAS_IDS for batch in batches):
             raise RequestError(
@@ -540,9 +555,9 @@ class Session:
                 reserved = partial(self._reserved, stream, command, batches)
                 self.node.events.reserve(command.response, timeout, reserved)
                 return
-        self._share_out(stream, command, batches, count)
+        self._deliver_ephemeral(stream, command, batches, count)
 
-    def _share_out(
+    def _deliver_ephemeral(
         self, stream: Ephemeral, command: p.Publish, batches: list[memoryview], count: int
     ) -> None:
         name = command.response
@@ -554,10 +569,10 @@ class Session:
             return
         if self.node.events is not None:
             routing = self.node.events.scatter(command, batches, routing)
-        told = p.Deliver(topic=command.topic, response=name)
+        deliver = p.Deliver(topic=command.topic, response=name)
         for send in routing.sends:
             chosen = slice_batches(batches, send.first, send.end, count)
-            send.member.deliver(told, chosen, send.end - send.first)
+            send.member.deliver(deliver, chosen, send.end - send.first)
         for loss in routing.losses:
             for member in loss.members:
                 member.missed(loss.count)
@@ -567,14 +582,15 @@ class Session:
     # ------------------------------------------------------------ responses
 
     def _await_response(self, command: p.Publish, count: int) -> int:
-        """For so long (µs)."""
+        """Register the response that a request waits for. Return its timeout in µs."""
         if count != 1:
             raise RequestError("BAD_REQUEST", f"a request is one message, not {count}")
         check_name(command.response)
         timeout = command.timeout or int(self.node.response_timeout_s() * SECOND)
-        if timeout > LONGEST_TIMEOUT:
+        if timeout > MAX_TIMEOUT_US:
             raise RequestError(
-                "BAD_REQUEST", f"a timeout of {timeout / SECOND:g} s: a day is the longest"
+                "BAD_REQUEST",
+                f"a timeout of {timeout / SECOND:g} s is too long: at most a day (86400 s)",
             )
         name = command.response
         self.node.await_response(name, self, timeout)
@@ -588,12 +604,12 @@ class Session:
         batches: list[memoryview],
         error: RailgunError | None,
     ) -> None:
-        """The name of a response is ours, on all nodes, or is not."""
+        """Publish a request if its response name was free on all nodes (`error` is None), or fail it."""
         name, node = command.response, self.node
         if node.responses.whose(name) is not self or self._requests.get(name) != command.request:
-            return  # it is over by now, and has been told
+            return  # the request has ended meanwhile, and the client was told
         if error is None:
-            self._share_out(stream, command, batches, 1)
+            self._deliver_ephemeral(stream, command, batches, 1)
             return
         node.responses.close(name)
         del self._requests[name]
@@ -606,11 +622,11 @@ class Session:
             self.node.events.released(name)
 
     def expired(self, name: str) -> None:
-        """A response has not come in time: say so."""
+        """Answer a request whose response has not come in time."""
         self.respond(name, p.Response(code="RS_TIMEOUT"))
 
     def respond(self, name: str, response: p.Response, blobs: Sequence[Blob] = ()) -> None:
-        """Give the answer to a request of this session."""
+        """Send the client the response to its request `name`."""
         response.request = self._requests.pop(name)
         self.send(response, blobs)
         self._released(name)
@@ -646,7 +662,7 @@ class Session:
         if command.ack_wait > LONGEST_DELAY:
             raise RequestError("BAD_REQUEST", f"ack_wait is at most {LONGEST_DELAY // DAY} days")
         if not command.credit:
-            raise RequestError("BAD_REQUEST", "a credit of 0 (prefetch): it must be at least 1")
+            raise RequestError("BAD_REQUEST", "the credit (prefetch) is 0; it must be at least 1")
         if isinstance(stream, Ephemeral):
             if tracked:
                 raise RequestError(
@@ -654,13 +670,13 @@ class Session:
                     f"stream {stream.name!r} is ephemeral: it keeps no positions, and has no tracked consumers, which "
                     f"is what {command.group!r} names. Leave the {TRACKED!r} out",
                 )
-            told_off = [
+            unsupported = [
                 ("exclusive groups", command.exclusive),
                 ("acks to wait for", command.ack_wait > 0),
                 ("offsets", command.start == p.OFFSET),
             ]
-            for what, is_asked in told_off:
-                if is_asked:
+            for what, is_requested in unsupported:
+                if is_requested:
                     text = f"stream {stream.name!r} is ephemeral: it has no {what}"
                     raise RequestError("NOT_PERSISTENT", text)
             matcher = command.matcher if command.has_matcher else "#"
@@ -670,7 +686,7 @@ class Session:
             self.send(p.Subscribed(request=command.request, why="end"), (), channel)
             return
         if command.exclusive and not command.group:
-            raise RequestError("BAD_REQUEST", "exclusive is for the members of a group: name one")
+            raise RequestError("BAD_REQUEST", "exclusive is for members of a group: name a group")
         if command.has_matcher:
             raise RequestError(
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no topics to match"
@@ -707,7 +723,7 @@ class Session:
         why = {"tracked": "position", "sought": "offset"}.get(
             joined.why, "end" if command.start == p.END else "start"
         )
-        told = p.Subscribed(
+        subscribed = p.Subscribed(
             request=command.request,
             offset=joined.offset,
             why=why,
@@ -717,7 +733,8 @@ class Session:
         consumer.driver = driver
 
         def begin(error: RailgunError | None) -> None:
-            if self.subscriptions.get(channel) is not consumer:  # it has gone meanwhile
+            # The subscription has ended meanwhile.
+            if self.subscriptions.get(channel) is not consumer:
                 self.fail(command.request, error or consumer.gone, channel)
                 return
             if error is not None:
@@ -725,7 +742,7 @@ class Session:
                 consumer.leave(graceful=True)
                 self.fail(command.request, error, channel)
                 return
-            self.send(told, (), channel)
+            self.send(subscribed, (), channel)
             consumer.begun = True
             driver.begin(name, command.credit)
 
@@ -734,15 +751,16 @@ class Session:
     def _check_position(
         self, stream: Persistent, identity: str, command: p.Subscribe, offset: int
     ) -> None:
-        """Refuse a position that is another stream's, or that this copy does not have yet but may have later."""
+        """Refuse a position of another stream of that name, or beyond this copy's end but perhaps stored by its
+        master."""
         if command.identity and identity and command.identity != identity:
             raise StreamReplacedError(
-                f"the stream {stream.name!r} was deleted and made anew: {offset} is a position in the one before. "
-                "Begin anew with it"
+                f"the stream {stream.name!r} was deleted and made anew: {offset} is a position in the old one. "
+                "Begin anew with the new stream"
             )
         if offset > stream.end and (offset <= stream.log.end or not stream.acting):
             raise CopyBehindError(
-                f"this copy of {stream.name!r} is at {stream.end}, and {offset} was asked for: try again"
+                f"this copy of {stream.name!r} ends at {stream.end}, before the requested offset {offset}: try again"
             )
 
     def _grant(self, channel: int, credit: int) -> None:
@@ -753,10 +771,10 @@ class Session:
             assert subscription.driver is not None
             subscription.driver.begin(subscription.name, credit)
 
-    def _answered(self, channel: int, command: p.Ack | p.Nack | p.InProgress) -> None:
+    def _ack_received(self, channel: int, command: p.Ack | p.Nack | p.InProgress) -> None:
         consumer = self._subscription(channel)
         if isinstance(consumer, Listener):
-            consumer.stream.exchange.ack(consumer)  # which says that there is none
+            consumer.stream.exchange.ack(consumer)  # raises the error: listeners have no acks
             return
         driver, request = consumer.driver, command.request
         assert driver is not None
@@ -765,11 +783,11 @@ class Session:
         ]
         stale: list[Stale] = []
 
-        def safe(error: RailgunError | None) -> None:
-            if not stale:  # else it has been answered
-                self._safe(channel, request, error)
+        def on_ack_stored(error: RailgunError | None) -> None:
+            if not stale:  # otherwise it has been answered
+                self._ack_stored(channel, request, error)
 
-        told: OnSaved | None = safe if request else None
+        on_stored: OnSaved | None = on_ack_stored if request else None
         match command:
             case p.Nack():
                 stale += driver.nack(
@@ -777,19 +795,23 @@ class Session:
                     receipts,
                     command.delay,
                     command.reason,
-                    told,
+                    on_stored,
                     block=command.block,
                 )
             case p.InProgress():
-                stale += driver.in_progress(consumer.name, receipts, told)
+                stale += driver.in_progress(consumer.name, receipts, on_stored)
             case _:
-                stale += driver.ack(consumer.name, receipts, told)
+                stale += driver.ack(consumer.name, receipts, on_stored)
         if stale:
-            one, more = stale[0], f", and {len(stale) - 1} others" if len(stale) > 1 else ""
-            text = f"messages {one.first} to {one.end - 1}, delivery {one.delivery}{more}, are not yours any more"
-            self.send(p.Failed(request=request, code=one.code, text=text), (), channel)
+            first_stale = stale[0]
+            rest_text = f", and {len(stale) - 1} others" if len(stale) > 1 else ""
+            text = (
+                f"messages {first_stale.first} to {first_stale.end - 1}, delivery {first_stale.delivery}{rest_text}, "
+                "are no longer assigned to this consumer"
+            )
+            self.send(p.Failed(request=request, code=first_stale.code, text=text), (), channel)
 
-    def _safe(self, channel: int, request: int, error: RailgunError | None) -> None:
+    def _ack_stored(self, channel: int, request: int, error: RailgunError | None) -> None:
         if error is None:
             self.send(p.Acked(request=request), (), channel)
         else:
@@ -802,10 +824,10 @@ class Session:
         return subscription
 
     def lose(self, consumer: Consumer, error: Exception) -> None:
-        """What a consumer is to get cannot be read: it is told, and goes."""
+        """End a consumer's subscription because of `error`, and tell the client."""
         self.subscriptions.pop(consumer.channel, None)
         consumer.outbox.clear()
-        if not consumer.going:  # else it was told
+        if not consumer.going:  # otherwise the client was told before
             self.fail(0, error, consumer.channel)
         self.node.loop.call_soon(consumer.send_away)
 
@@ -826,56 +848,66 @@ class Session:
 
         self.node.spawn(work())
 
-    def moved(self, gone: Callable[[str], bool]) -> None:
-        """Streams have another master than before (`gone` names them), and `serves` knows it.
+    def moved(self, affected: Callable[[str], bool]) -> None:
+        """Let members of groups subscribe again in the streams, for which `affected` is true, whose master has changed.
 
-        Members of groups are to subscribe again; a publish that hangs on the old master ends the connection.
+        `Routing.serves` already knows the new masters. A publish without an answer from the old master ends the
+        connection.
         """
-        for one in list(self.subscriptions.values()):
-            if not isinstance(one, Consumer) or not one.driver or not one.driver.tracked:
+        for subscription in list(self.subscriptions.values()):
+            if (
+                not isinstance(subscription, Consumer)
+                or not subscription.driver
+                or not subscription.driver.tracked
+            ):
                 continue
-            if gone(one.stream.name):
-                self._move(one)
+            if affected(subscription.stream.name):
+                self._move(subscription)
         if self._relay is not None:
-            self._relay.moved(gone)
+            self._relay.moved(affected)
 
     def move_readers(self) -> None:
-        """Let readers without a group subscribe again whose stream is served elsewhere: the copy cannot be written."""
+        """Let readers without a group subscribe again if another node serves their stream, as this copy cannot be
+        written."""
         routing = self.node.routing
         if routing is None:
             return
-        for one in list(self.subscriptions.values()):
-            if not isinstance(one, Consumer) or not one.driver or one.driver.tracked:
+        for subscription in list(self.subscriptions.values()):
+            if (
+                not isinstance(subscription, Consumer)
+                or not subscription.driver
+                or subscription.driver.tracked
+            ):
                 continue
             with contextlib.suppress(RailgunError):
-                if isinstance(routing.serves(one.stream.name, write=False), There):
-                    self._move(one, "cannot be written here, and is read elsewhere")
+                if isinstance(routing.serves(subscription.stream.name, write=False), There):
+                    self._move(subscription, "cannot be written here, and is read elsewhere")
 
     def _move(self, consumer: Consumer, why: str = "has another master") -> None:
         """Let a consumer subscribe again, to be served by another node."""
         consumer.gone = NoMasterError(f"{consumer.stream.name!r} {why}: subscribe again")
         if consumer.begun:
             self.lose(consumer, consumer.gone)
-        else:  # who asked for it is told when it would have begun
+        else:  # the Subscribe is answered when it would have begun
             self.subscriptions.pop(consumer.channel, None)
             self.node.loop.call_soon(consumer.send_away)
 
     def cut_off(self) -> None:
-        """End the connection, after what was said: the client will make another one."""
+        """End the connection after all answers have gone out. The client will reconnect."""
         self._client_gone = False
-        self.rest(for_good=True)
+        self.pause_reading(for_good=True)
         self.ended()
-        self.paused = False  # a client that does not take the end of it is silent
+        self.paused = False  # a client that does not take the last data is silent
         self._outbox.flush()
         self.connection.close()
 
     def ended(self) -> None:
-        """The connection is gone: so are its consumers, and what it waited for."""
-        gone = self._client_gone and not self._going
+        """End the session, whose connection is gone, with its consumers and the responses it waits for."""
+        client_gone = self._client_gone and not self._going
         if self._relay is not None:
-            self._relay.ended(gone)
+            self._relay.ended(client_gone)
         for subscription in list(self.subscriptions.values()):
-            if gone:
+            if client_gone:
                 subscription.leave(graceful=False)
             else:
                 subscription.send_away()

@@ -1,13 +1,14 @@
-"""A session's own session at another node: one connection to the port of its clients.
+"""Open a session at another node on behalf of a client's session: one connection to that node's client port.
 
 Rules:
 
-1. It is dialled once. If that fails nothing was sent, and whoever waits for it is told; if it breaks later, `broke`.
-2. Its hello says that it is passed on, and for which client.
-3. It pings several times a second, so that the other node knows soon when this one is frozen, and is dead if pings
+1. It is dialled once. If that fails nothing was sent, and the waiting frame gets the error; a break later calls
+   `upstream_lost`.
+2. Its hello says that the session is forwarded, and for which client.
+3. It pings several times a second, so that the other node soon notices when this one is frozen, and is dead if pings
    are not answered for `SILENCE_S` seconds while it is read (`transport.heartbeat`). Pings of the other node are
-   answered after all that came before them was dealt with.
-4. It is not read while the client has no room. When it is closed, what was sent before still goes.
+   answered after all frames that came before them were handled.
+4. It is not read while the client takes no more. When it is closed, what was sent before still goes out.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
     from railgun.broker.server.relay import Relay
     from railgun.broker.server.session import Session
 
-ROOM: Final = 4 << 20  # bytes that wait to be taken by the other node
-PATIENCE: Final = 3.0  # seconds until a node that is dialled has answered
+MAX_UNSENT_BYTES: Final = 4 << 20  # not yet taken by the other node
+DIAL_TIMEOUT_S: Final = 3.0  # for the connection and the hello
 SILENCE_S: Final = 2.5
-CLOSING_S: Final = 20.0  # for what was sent before a connection is closed
+CLOSING_S: Final = 20.0  # time for sending the rest before a connection is aborted
 PING_KIND: Final = NUMBERS[p.Ping]
 PONG_KIND: Final = NUMBERS[p.Pong]
 GOING_AWAY_KIND: Final = NUMBERS[p.GoingAway]
 
 
 class UpstreamError(RailgunError):
-    """The other node could not be reached, or does not let us in (`refused`)."""
+    """The other node could not be reached, or it refuses this node (`refused`)."""
 
     def __init__(self, text: str, refused: bool = False) -> None:
         super().__init__(text)
@@ -48,17 +49,17 @@ class UpstreamError(RailgunError):
 
 
 class _Wire(Connection):
-    """A connection that tells when there is room again."""
+    """A connection that calls `resumed` when there is room to write again."""
 
     resumed: Callable[[], None] = staticmethod(lambda: None)
 
     def resume_writing(self) -> None:
-        """What waited has gone."""
+        """Report that the transport's buffer has been sent."""
         self.resumed()
 
 
 class Upstream:
-    """One session at one other node. It begins to connect as soon as it is made."""
+    """A session at another node. Construction begins to connect."""
 
     def __init__(self, relay: Relay, session: Session, place: There) -> None:
         self.node = place.node
@@ -67,7 +68,7 @@ class Upstream:
         self.going = False
         """Whether the other node is about to end, and takes nothing more."""
         self.publishes: dict[int, str] = {}
-        """The streams of publishes that were not answered, by their numbers."""
+        """The streams of unanswered publishes, by request number."""
         self._relay, self._session = relay, session
         self._loop = session.node.loop
         self._reader = FrameReader()
@@ -79,13 +80,13 @@ class Upstream:
         self._lost: Exception | None = None
         self._closed = False
         self.dialling = self._loop.create_task(self._dial())
-        """It is done when it is open, or will not be."""
-        self.dialling.add_done_callback(_heard_of)
+        """Done when the connection is open, or has failed."""
+        self.dialling.add_done_callback(_retrieve_error)
 
     # ------------------------------------------------------------ begin and end
 
     def check(self) -> None:
-        """Raises `UpstreamError` if it will not be open."""
+        """Raise `UpstreamError` if the connection has failed."""
         if self.dialling.cancelled():
             raise UpstreamError("it was closed")
         if self.dialling.done():
@@ -95,14 +96,14 @@ class Upstream:
         opened: asyncio.Future[None] = self._loop.create_future()
         passage = self._session.node.passage
         if passage is None:
-            raise UpstreamError("this node does not know how to speak to others")
+            raise UpstreamError("this node has no secret for other nodes")
 
-        def made(connection: Connection) -> None:
+        def on_open(connection: Connection) -> None:
             connection.filling = self._reader
             if not opened.done():
                 opened.set_result(None)
 
-        def gone(connection: Connection, error: Exception | None) -> None:
+        def on_close(connection: Connection, error: Exception | None) -> None:
             self._lost = error or UpstreamError("the connection was closed")
             if not opened.done():
                 opened.set_exception(self._lost)
@@ -112,9 +113,9 @@ class Upstream:
         who: dict[str, Any] = {"version": VERSION, "name": name, "forwarded": True}
         wire: _Wire | None = None
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
                 _, wire = await self._loop.create_connection(
-                    lambda: _Wire(passage.secret, made, self._received, gone, who),
+                    lambda: _Wire(passage.secret, on_open, self._received, on_close, who),
                     *self.address,
                     ssl=passage.tls,
                     local_addr=(passage.source, 0) if passage.source else None,
@@ -133,8 +134,8 @@ class Upstream:
         if self._lost is not None:
             raise UpstreamError(str(self._lost))
         self._wire = wire
-        wire.transport.set_write_buffer_limits(high=ROOM - 1)
-        wire.resumed = self._relay.room_there
+        wire.transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES - 1)
+        wire.resumed = self._relay.resume_client
         self._outbox = Outbox(self._loop, wire.transport, self._flushed)
         self._heartbeat = Heartbeat(SILENCE_S, self._loop.time())
         self._beating = self._loop.call_later(self._heartbeat.interval_s, self._beat)
@@ -145,14 +146,14 @@ class Upstream:
         if self._beating is not None:
             self._beating.cancel()
         if was_open and not self._closed:
-            self._relay.broke(self)
+            self._relay.upstream_lost(self)
 
     def client_gone(self) -> None:
-        """Say that the client itself has gone: it will not come back by another node."""
+        """Tell the other node that the client itself has left, and will not come back by another node."""
         self.send(b"".join(encode(p.GoingAway())))
 
     def close(self) -> None:
-        """End it, after what was sent."""
+        """Close the connection after all sent data has gone out."""
         self._closed = True
         self.dialling.cancel()
         if self._beating is not None:
@@ -160,11 +161,12 @@ class Upstream:
         if self._wire is not None and self._outbox is not None:
             self._outbox.flush()
             self._wire.close()
-            self._loop.call_later(CLOSING_S, self._wire.abort)  # if it does not take it
+            # Abort the connection if the other node does not take the rest.
+            self._loop.call_later(CLOSING_S, self._wire.abort)
 
     def _beat(self) -> None:
         assert self._wire is not None
-        if self._paused:  # its answers are not read
+        if self._paused:  # pongs are not read now
             self._heartbeat.heard_s = self._loop.time()
         if self._heartbeat.tick(self._loop.time()) is Beat.DEAD:
             self._wire.abort()
@@ -176,17 +178,17 @@ class Upstream:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait."""
+        """Bytes that wait to be sent."""
         return 0 if self._outbox is None else self._outbox.unsent
 
     def send(self, data: Blob) -> None:
-        """Send a frame."""
+        """Send an encoded frame to the other node."""
         if self._outbox is not None:
             self._outbox.send([data])
 
     def _flushed(self) -> None:
-        if self.unsent < ROOM and not self._closed:
-            self._relay.room_there()
+        if self.unsent < MAX_UNSENT_BYTES and not self._closed:
+            self._relay.resume_client()
 
     def _received(self, connection: Connection, data: bytes) -> None:
         if self._closed:
@@ -200,7 +202,7 @@ class Upstream:
                     self.going = self.going or raw.kind == GOING_AWAY_KIND
                     self.send(b"".join(encode(p.Pong(number=raw.command().number))))
                     continue
-                self._relay.heard(self, raw)
+                self._relay.frame_received(self, raw)
                 if self._closed:
                     return
         except FrameError as error:
@@ -212,7 +214,7 @@ class Upstream:
                 connection.transport.pause_reading()
 
     def read(self) -> None:
-        """The client has room again."""
+        """Resume reading, now that the client has room again."""
         if self._paused and self._wire is not None:
             self._paused = False
             self._heartbeat.heard_s = self._loop.time()
@@ -220,6 +222,6 @@ class Upstream:
                 self._wire.transport.resume_reading()
 
 
-def _heard_of(task: asyncio.Task[None]) -> None:
+def _retrieve_error(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # whoever wants to hear of it asks
+        task.exception()  # mark it as retrieved: `check` raises it

@@ -23,7 +23,7 @@ from railgun.broker.errors import BadRequestError, storage_error
 from railgun.broker.settings import STAGING
 from railgun.broker.streams.node import Node, refuse_hidden
 from railgun.broker.streams.persistent import Persistent
-from railgun.errors import RailgunError, said
+from railgun.errors import RailgunError, said, shortened
 
 _LOG: Final = logging.getLogger(__name__)
 _INTEGER_LIMIT: Final = 1 << 62  # beyond every offset
@@ -68,6 +68,11 @@ def _is_unicode(text: str) -> bool:
 
 def _typed_whole(text: str) -> Any:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text
+
+
+def _is_sequence(key: Any) -> bool:
+    number = _typed_whole(key)
+    return _whole(number) and str(number) == key
 
 
 def _typed_number(text: str) -> Any:
@@ -125,11 +130,11 @@ PRODUCER_NAME: Final = Kind(
     lambda value: isinstance(value, str) and 0 < len(value) <= 200 and _is_unicode(value),
 )
 COUNTS: Final = Kind(
-    "an object of sequences and numbers of messages",
+    "an object of sequences, each written once and without zeros before it, and numbers of messages",
     {"type": "object", "additionalProperties": _INTEGER},
     lambda value: (
         isinstance(value, dict)
-        and all(_whole(_typed_whole(key)) and _whole(count) for key, count in value.items())
+        and all(_is_sequence(key) and _whole(count) for key, count in value.items())
     ),
 )
 
@@ -165,7 +170,7 @@ class Call:
             if name not in declared:
                 names = ", ".join(declared) or "none"
                 raise BadRequestError(
-                    f"{self.name} has no argument {name[:80]!r}; there are {names}"
+                    f"{self.name} has no argument {shortened(name)}; there are {names}"
                 )
         checked: dict[str, Any] = {}
         for name, argument in declared.items():
@@ -175,7 +180,7 @@ class Call:
             if value is None:
                 raise BadRequestError(f"{self.name} needs the argument {name!r}: {argument.what}")
             if not argument.kind.fits(value):
-                raise BadRequestError(f"{name} is {argument.kind.words}, not {repr(value)[:80]}")
+                raise BadRequestError(f"{name} is {argument.kind.words}, not {shortened(value)}")
             checked[name] = value
         return checked
 
@@ -261,7 +266,7 @@ _TABLE: Final = (
     ),
     Call(
         "purge", "Remove messages of a stream for good; offsets go on.", "POST", _STREAM + "/purge",
-        (_NAME, Argument("before", WHOLE, "Remove only messages before this offset; all, if not given.")),
+        (_NAME, Argument("before", WHOLE, "Remove only messages before this offset; a committed unit is cut.")),
         Node.purge,
     ),
     Call(
@@ -415,7 +420,7 @@ async def call(node: Node, name: str, values: Mapping[str, Any]) -> Any:
     """
     entry = CALLS.get(name)
     if entry is None:
-        raise BadRequestError(f"there is no call {name[:80]!r}; there are {', '.join(CALLS)}")
+        raise BadRequestError(f"there is no call {shortened(name)}; there are {', '.join(CALLS)}")
     arguments = entry.checked(values)
     refuse_hidden(str(arguments.get("name", "")))
     try:

@@ -63,6 +63,7 @@ from railgun.broker.log.disk import (
     unless_read_only,
     write_format,
 )
+from railgun.broker.log.log import LogConfig
 from railgun.broker.protocol.exchange import Exchange, Responses
 from railgun.broker.protocol.groups import OffsetRangeError
 from railgun.broker.protocol.metadata.alarms import of_lone_node, wrong_at_start
@@ -97,6 +98,8 @@ RESPONSE_TIMEOUT_S: Final = OPTIONS["rs_timeout"].default or 30.0
 DEAD_LETTER_ID_BOX_S: Final = 7 * 24 * 3600.0  # for so long no dead letter is stored twice
 NODE_FORMAT: Final = Format("railgun node", 1)
 """Format of the directory of a node."""
+STAGING_LOG: Final = LogConfig(segment_bytes=16 << 20)
+"""Small segments: staged data is needed for a short time, and is deleted segment by segment."""
 STREAM_FORMAT: Final = Format("railgun stream", 1)
 """Format of the directory of a stream: its settings, its log and its group log."""
 SETTINGS_FILE: Final = "stream.json"
@@ -533,6 +536,7 @@ class Node:
                 *(self.now, self._dead_letters_of, self._staging_of),
                 in_cluster=self.in_cluster,
                 paced=self.paced,
+                log_config=STAGING_LOG if name.endswith(STAGING) else None,
                 existed=existed,
             )
         stream.id, stream.made = id, identity

@@ -11,17 +11,21 @@ Rules:
    one writer: nothing comes between its batches. If that fails, what was written is cut off; if that fails too, the log
    has failed, and what is not whole is cut off when it is opened.
 4. A commit that is in the log, and not safe, is waited for as long as this node is the master: it may be safe yet.
-5. What is staged is let go of when it is committed or dropped, some megabytes at a time.
+5. What is staged is let go of when it is committed or dropped, some megabytes at a time. The staging log can be purged
+   up to what is still needed. If that holds back much more than it is itself, it is copied to the end of the log, and
+   when the copy is safe, the log is purged up to that. Whoever reads the log finds both, or only one of them: a copy is
+   a unit, and says that it takes the place of all that was staged before for its sequence (`ANEW`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from railgun.broker.errors import NoMasterError, NotEnoughReplicasAfterAppendError
 from railgun.broker.log.committer import Stamp
@@ -30,7 +34,7 @@ from railgun.broker.protocol.producers.registry import Producers
 from railgun.broker.settings import PRODUCER
 from railgun.broker.streams.groups import ProducerNote, resolve
 from railgun.errors import RailgunError
-from railgun.transport.records import COMMITS, CONTINUES, STAGED, head, mark
+from railgun.transport.records import ANEW, COMMITS, CONTINUES, STAGED, head, mark
 
 if TYPE_CHECKING:
     from railgun.broker.streams.persistent import Answer, Persistent
@@ -38,8 +42,10 @@ if TYPE_CHECKING:
 
 PIECE_BYTES: Final = 4 << 20
 """How much is read and copied at once."""
-LET_GO_BYTES: Final = 32 << 20
+LET_GO_BYTES: Final = 16 << 20
 """How much of what is not needed any more gathers before it is purged."""
+MOVED_BYTES: Final = 8 << 20
+"""How much of several sequences is moved at once."""
 AGAIN_S: Final = 0.2
 SETTLES: Final = 250
 _LOG: Final = logging.getLogger(__name__)
@@ -93,6 +99,7 @@ class Producing:
         self._life = 0  # changes with whatever makes what is known void
         self._since: int | None = None  # where units may begin that notes on disk do not know of
         self._left = 0  # bytes that are not needed, and could not be purged
+        self._letting_go: asyncio.Task[None] | None = None
         self._held: dict[object, int] = {}  # where what notes drop that are not safe yet begins
         self._noting: list[Intent] = []  # commits that are done, and not noted as such
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,9 +176,10 @@ class Producing:
         await _until_safe(staging, staging.log.end)  # they will be answered: they have to be found
         kept = await stream.perform(stream.group_log, stream.group_log.load)
         notes = {n[1:]: s.told for n, s in kept.items() if isinstance(s, ProducerNote)}
-        producers = Producers.load(notes, notes.pop("", {}).get("last", 0))
+        stream_note = notes.pop("", {})
+        producers = Producers.load(notes, stream_note)
         for batch in await stream.loop.run_in_executor(None, _staged_batches, staging):
-            producers.found(*batch, stream.now())
+            producers.found(*batch[:5], stream.now(), anew=batch.anew)
         changed = []
         if any(producer.intent is not None for producer in producers.by_name.values()):
             await stream.perform(stream.log, lambda: None)  # behind units that are being written
@@ -194,13 +202,16 @@ class Producing:
             life == self._life
         ):  # else what was known is void once more, and so is what was found here
             self._since = None
+            self._let_go_soon()
 
     async def _keep(self, *names: str) -> None:
         """Write the notes of producers; if that fails, all is read anew: nobody knows what is on disk."""
         if not names or self._producers is None:
             return
         life, found = self._life, self._producers
-        changes: list[tuple[str, bytes | None]] = []
+        changes: list[tuple[str, bytes | None]] = [
+            (PRODUCER, ProducerNote(found.stream_note()).pack())  # first: it must not be behind
+        ]
         covered: list[tuple[int, int]] = []
         for name in names:
             producer = found.by_name.get(name)
@@ -208,7 +219,6 @@ class Producing:
             changes.append((PRODUCER + name, note))
             if producer is not None:
                 covered.append((producer.number, producer.reserved))
-        changes.append((PRODUCER, ProducerNote({"last": found.last_number}).pack()))
         done: asyncio.Future[None] = self._stream.loop.create_future()
         self._stream.keep(changes, partial(resolve, done))
         try:
@@ -333,8 +343,9 @@ class Producing:
         Of what was committed before, that is known of the last commit only. `labels`: that are committed with them.
         """
         async with _turn(self._turns, name):
+            producers = await self._ready()
+            counts = producers.without_empty(name, counts)
             if labels is not None and not counts:
-                producers = await self._ready()
                 with self._holding(producers):
                     if producers.pass_over(name, epoch, labels, self._stream.now()):
                         await self._keep(name)
@@ -382,9 +393,12 @@ class Producing:
         return end - base, base
 
     async def drop(self, name: str, epoch: int, sequences: Sequence[int]) -> None:
-        """Drop what a producer has staged for some sequences."""
-        producers = await self._ready()
-        producers.drop(name, epoch, sequences, self._stream.now())
+        """Drop what a producer has staged for some sequences, for good, behind a commit of it."""
+        async with _turn(self._turns, name):
+            producers = await self._ready()
+            with self._holding(producers):
+                producers.drop(name, epoch, sequences, self._stream.now())
+                await self._keep(name)
         self._let_go_soon()
 
     def _check_life(self, life: int) -> None:
@@ -398,22 +412,33 @@ class Producing:
             if life != self._life or self._producers is None or self._staging is None:
                 return
             self._noting.remove(intent)
-            await self._purge()
+            self._let_go_soon()
 
     def _let_go_soon(self) -> None:
         """Purge what is not needed any more, if it is much or all there is."""
-        if self._wants_purge():
-            task = self._stream.loop.create_task(self._purge())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._letting_go is None and self._wants_purge():
+            self._letting_go = self._stream.loop.create_task(self._let_go(self._life))
+            self._letting_go.add_done_callback(self._has_let_go)
+
+    def _has_let_go(self, task: asyncio.Task[None]) -> None:
+        self._letting_go = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("the staging log of %r cannot be purged", self._stream.name, exc_info=error)
 
     def _wants_purge(self) -> bool:
         producers, staging = self._producers, self._staging
-        if producers is None or staging is None or staging.log.first >= self._needed_from():
+        if producers is None or staging is None:
             return False
-        return not producers.staged_size or (
-            staging.log.size - producers.staged_size > LET_GO_BYTES + self._left
-        )
+        if not producers.staged_size:
+            return staging.log.first < self._needed_from()
+        return self._unneeded_bytes() > LET_GO_BYTES + self._left
+
+    def _unneeded_bytes(self) -> int:
+        """Return how much of the staging log is not needed any more."""
+        producers, staging = self._producers, self._staging
+        assert producers is not None
+        assert staging is not None
+        return max(0, staging.log.size - producers.staged_size)
 
     def _needed_from(self) -> int:
         """Return from where on something in the staging log is needed, or was before a note that is not safe yet."""
@@ -422,14 +447,73 @@ class Producing:
         assert staging is not None
         return min([producers.staged_from(staging.end), staging.end, *self._held.values()])
 
-    async def _purge(self) -> None:
-        producers, staging = self._producers, self._staging
-        if producers is None or staging is None or not self._wants_purge():
+    async def _let_go(self, life: int) -> None:
+        """Purge what is not needed any more; move what holds back much of it to the end of the staging log."""
+        staging = self._staging
+        if staging is None:
             return
         with contextlib.suppress(RailgunError):  # it is tried again with what is let go of next
-            await staging.purge(self._needed_from())
-            # what lies between pieces that are needed, and in a segment that is, stays
-            self._left = max(0, staging.log.size - producers.staged_size)
+            await self._purge(life)
+            end = staging.log.end
+            while life == self._life and self._is_bloated() and await self._move(life, end):
+                await self._purge(life)
+        if life == self._life and self._producers is not None:
+            self._left = self._unneeded_bytes()
+
+    async def _purge(self, life: int) -> None:
+        if life == self._life and self._staging is not None and self._producers is not None:
+            needed_from = self._needed_from()
+            if self._staging.log.first < needed_from:
+                await self._staging.purge(needed_from)
+
+    def _is_bloated(self) -> bool:
+        """Return whether what is not needed, and cannot be purged, is much, also beside what is needed."""
+        producers = self._producers
+        if producers is None:
+            return False
+        return self._unneeded_bytes() > max(LET_GO_BYTES, producers.staged_size)
+
+    async def _move(self, life: int, end: int) -> bool:
+        """Copy what is staged first to the end of the staging log; return False if nothing is staged before `end`.
+
+        Copied is some of what the same producer has staged before `end`, each sequence as a unit. If that fails, or is
+        not safe when the node ends, all stays as it is.
+        """
+        producers = self._producers
+        first = None if producers is None else producers.first_staged()
+        if producers is None or first is None or first.offset >= end:
+            return False
+        async with _turn(self._turns, first.name):  # no commit of it is under way then
+            self._check_life(life)
+            producer, staging = producers.by_name.get(first.name), self._staging
+            assert staging is not None
+            if producer is None:  # it was forgotten meanwhile
+                return True
+            old = sorted(
+                (staged.first, sequence, staged.count, staged.size)
+                for sequence, staged in producer.staged.items()
+                if staged.first < end
+            )
+            if not old:  # it was dropped meanwhile
+                return True
+            sizes = itertools.accumulate(size for *_, size in old)
+            some = [one for one, size in zip(old, sizes, strict=True) if size <= MOVED_BYTES]
+            some = some or old[:1]
+            found: dict[int, _Ranges] = {sequence: [] for _, sequence, *_ in some}
+            # What was accepted, and is not on disk yet, lies behind that, and is looked for when it is copied.
+            known = staging.log.durable_end
+            begin = max(some[0][0], staging.log.first)
+            where = partial(_add_ranges, staging, producer.number, found, begin, known)
+            messages = sum(count for _, _, count, _ in some)
+            await self._stream.loop.run_in_executor(None, where, messages)
+            bases: dict[int, int] = {}
+            copy = partial(_copy_forward, staging, producer.number, found, known, bases)
+            _, copied_end = await staging.write_unit(copy)
+            await _until_safe(staging, copied_end)
+            self._check_life(life)
+            for sequence, base in bases.items():
+                producers.moved(producer.number, sequence, base)
+        return bool(bases)
 
     @contextlib.contextmanager
     def _holding(self, producers: Producers) -> Iterator[None]:
@@ -518,15 +602,28 @@ async def _until_safe(stream: Persistent, end: int) -> None:
             await asyncio.sleep(AGAIN_S)
 
 
-def _staged_batches(staging: Persistent) -> list[tuple[int, int, int, int, int]]:
-    """Return the producer, sequence, count, size and offset of all batches that are staged."""
+class _StagedBatch(NamedTuple):
+    """A batch in the staging log."""
+
+    producer: int
+    sequence: int
+    messages: int
+    size: int
+    base: int
+    anew: bool
+    """Whether a copy of all that was staged before for its sequence begins with it."""
+
+
+def _staged_batches(staging: Persistent) -> list[_StagedBatch]:
+    """Return all batches that are staged."""
     found, at, end = [], staging.log.first, staging.end
     while batches := staging.log.read(at, PIECE_BYTES, end) if at < end else []:
         for batch in batches:
-            told = head(batch)
-            at = told.end
-            if told.flags & STAGED:
-                found.append((told.producer, told.number, told.count, told.size, told.base))
+            header = head(batch)
+            at = header.end
+            if header.flags & STAGED:
+                where = header.producer, header.number, header.count, header.size, header.base
+                found.append(_StagedBatch(*where, bool(header.flags & ANEW)))
     return found
 
 
@@ -549,23 +646,96 @@ def _find_unit(stream: Persistent, producer: int, intent: Intent) -> int | None:
     return None
 
 
+_Ranges: TypeAlias = list[tuple[int, int]]
+
+
 def _find_ranges(
     staging: Persistent, producer: int, sequences: Sequence[int], first: int
-) -> list[tuple[int, int]]:
+) -> _Ranges:
     """Return where the batches of some sequences lie in the staging log, in the order of the sequences."""
-    ranges: dict[int, list[tuple[int, int]]] = {sequence: [] for sequence in sequences}
-    at, end = max(first, staging.log.first), staging.end
+    found: dict[int, _Ranges] = {sequence: [] for sequence in sequences}
+    _add_ranges(staging, producer, found, max(first, staging.log.first), staging.end)
+    return [one for sequence in sequences for one in found[sequence]]
+
+
+def _add_ranges(
+    staging: Persistent,
+    producer: int,
+    found: dict[int, _Ranges],
+    at: int,
+    end: int,
+    most: int | None = None,
+) -> None:
+    """Add to `found` where the batches of its sequences lie from `at` to before `end`.
+
+    `most`: how many messages there are at most; it does not look further when it has them.
+    """
+    messages = 0
     while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
         for batch in batches:
             header = head(batch)
             at = header.end
-            if header.producer != producer or header.number not in ranges:
+            if header.producer != producer or header.number not in found:
                 continue
-            own, begin = ranges[header.number], header.base
+            own, begin = found[header.number], header.base
+            if header.flags & ANEW:
+                messages -= sum(stop - start for start, stop in own)
+                own.clear()
+            messages += header.count
             if own and own[-1][1] == begin:
                 begin = own.pop()[0]
             own.append((begin, header.end))
-    return [one for sequence in sequences for one in ranges[sequence]]
+        if most is not None and messages >= most:
+            return
+
+
+def _copy_forward(
+    staging: Persistent,
+    producer: int,
+    found: dict[int, _Ranges],
+    known: int,
+    bases: dict[int, int],
+    stamp: Stamp,
+) -> tuple[int, int]:
+    """Copy what is staged for sequences to the end of the staging log; return where the copies begin and end.
+
+    `found`: where the pieces of each lie that are before the offset `known`. `bases`: where the copy of each begins; it
+    is filled in. It is called in the turn of the log's one writer: all pieces are copied that lie before the copy, also
+    those that are not safe yet.
+    """
+    log = staging.log
+    log.sync()  # what is not on disk cannot be read
+    log.roll()  # else the segment that is left cannot be taken away
+    begin = log.end
+    _add_ranges(staging, producer, found, known, begin)
+    try:
+        for sequence, ranges in found.items():
+            flags, last = STAGED | ANEW, None
+            bases[sequence] = log.end
+            for at, range_end in ranges:
+                while at < range_end and (batches := log.read(at, PIECE_BYTES, range_end)):
+                    ready = []
+                    for batch in batches:
+                        at = head(batch).end
+                        if last is not None:
+                            mark(last, flags | CONTINUES, producer, sequence)
+                            ready.append(last)
+                            flags = STAGED
+                        last = bytearray(batch)
+                    if ready:
+                        log.stamp(ready, stamp.epoch, stamp.now)
+                        log.append(ready)
+            if last is None:
+                del bases[sequence]
+                continue
+            mark(last, flags, producer, sequence)
+            log.stamp([last], stamp.epoch, stamp.now)
+            log.append([last])
+        log.sync()
+    except BaseException:
+        log.undo(begin)
+        raise
+    return begin, log.end
 
 
 def _check_whole(producer: Producer, intent: Intent, ranges: Sequence[tuple[int, int]]) -> None:

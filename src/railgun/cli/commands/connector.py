@@ -21,7 +21,7 @@ from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, Co
 from railgun.cli.output import Output
 from railgun.cli.parsing import Subcommands
 from railgun.errors import said
-from railgun.ingest.client import KEEP, Connector
+from railgun.ingest.client import KEEP_BYTES, Connector
 from railgun.ingest.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
 from railgun.ingest.ready.progress import Progress
 from railgun.ingest.ready.table import Table, TableError, open_database
@@ -120,7 +120,9 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 # ---------------------------------------------------------------- what they have in common
 
 
-def run(options: argparse.Namespace, out: Output, name: str, work: Work, keep: int = KEEP) -> int:
+def run(
+    options: argparse.Namespace, out: Output, name: str, work: Work, keep: int = KEEP_BYTES
+) -> int:
     """Connect to the flow, and work until that is done or a signal ends it."""
     try:
         return _on_loop(_run(options, out, name, work, keep))
@@ -176,7 +178,7 @@ async def _run(options: argparse.Namespace, out: Output, name: str, work: Work, 
         if reporting is not None:
             reporting.cancel()
         await connector.close()
-    out.data(stopped=not over, progress=progress.told(), streams_failed=progress.failed)
+    out.data(stopped=not over, progress=progress.figures(), streams_failed=progress.failed)
     out.line(f"{'done' if over else 'stopped'}: {progress}")
     return FAILED if progress.failed else DONE
 
@@ -229,7 +231,7 @@ async def _report(out: Output, progress: Progress) -> None:
             if status is not None:
                 status.update(now)
             else:
-                out.data(progress=progress.told())
+                out.data(progress=progress.figures())
                 out.line(now)
 
 

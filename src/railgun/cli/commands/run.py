@@ -16,7 +16,7 @@ from railgun.cli.errors import DONE, FAILED, INTERRUPTED, USAGE, CommandError
 from railgun.cli.loading import load
 from railgun.cli.output import Output
 from railgun.engine.controller.controller import Event
-from railgun.engine.controller.storekeeper import EVERY, KEEP, Snapshots
+from railgun.engine.controller.storekeeper import DEFAULT_EVERY_S, DEFAULT_KEEP, Snapshots
 from railgun.job import FlowFailedError, Job, run
 from railgun.transport.registry import Registry
 
@@ -93,8 +93,8 @@ def snapshots_of(options: argparse.Namespace) -> Snapshots | None:
             raise CommandError(USAGE, "usage", f"--rename: {old!r} cannot have two new names")
     snapshots = Snapshots(
         options.snapshots or DIRECTORY,
-        every=options.every or EVERY,
-        keep=options.keep or KEEP,
+        every=options.every or DEFAULT_EVERY_S,
+        keep=options.keep or DEFAULT_KEEP,
         begin=options.begin,
         fresh=options.fresh,
         allow_older=options.allow_older,

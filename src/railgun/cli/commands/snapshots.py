@@ -21,9 +21,9 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
     if options.dir is None:
         attempts = find(options.name, registry).get("/snapshots")["snapshots"]
     else:
-        from railgun.engine.controller.snapshot_directory import find_store, told_attempts
+        from railgun.engine.controller.snapshot_directory import attempts_as_dicts, find_store
 
-        attempts = told_attempts(find_store(options.dir, options.name)[1])
+        attempts = attempts_as_dicts(find_store(options.dir, options.name)[1])
     out.data(snapshots=attempts)
     if attempts:
         out.show(view.snapshots(attempts, out.console.width))

@@ -1,1 +1,1 @@
-"""Batch runs: a flow over bounded inputs, one shuffle a stage. It knows nothing of Spark, which runs it."""
+"""Run a flow over bounded inputs, one shuffle per stage. Nothing here imports Spark, which runs these tasks."""

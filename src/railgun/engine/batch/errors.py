@@ -1,4 +1,4 @@
-"""What can be wrong with a batch run."""
+"""The error of batch runs."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from railgun.errors import RailgunError
 
 
 class BatchError(RailgunError):
-    """A batch run cannot be made like that. Says which step and which column it is about."""
+    """A batch run cannot be done as asked. The message names the step and the column."""

@@ -1,7 +1,7 @@
-"""Outputs: what sinks get in a batch run, as tables.
+"""Turn what sinks get in a batch run into tables.
 
-An item becomes a row as in `sinks.parquet`: dictionaries, dataclasses, named tuples; tuples, by the order of the
-columns. Anything else is a row of one column, `value`.
+An item becomes a row as in `sinks.parquet`: dictionaries, dataclasses and named tuples by the names of their fields,
+plain tuples by the order of the columns. Anything else becomes a row of one column, `value`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from railgun.flows.errors import ConnectorError
 from railgun.flows.sink import Place, Sink, Writer
 from railgun.sinks.parquet import Rows, inferred
 
-BATCH: Final = 10_000  # items that become a batch of a table
+BATCH_ITEMS: Final = 10_000  # items in one record batch of a table
 
-LETTERS: Final = pa.schema(
+DEAD_LETTER_SCHEMA: Final = pa.schema(
     [
         ("step", pa.string()),
         ("key", pa.string()),
@@ -34,11 +34,11 @@ LETTERS: Final = pa.schema(
         ("traceback", pa.string()),
     ]
 )
-"""The columns of dead letters."""
+"""The columns of the table of dead letters."""
 
 
 def infer(step: str, items: Sequence[Any]) -> pa.Schema:
-    """The schema of what a sink gets.
+    """Return the schema of a sink's table, inferred from `items`.
 
     >>> infer("out", [("ada", 1), ("grace", 2)]).names, infer("out", ["ada"]).names
     (['_1', '_2'], ['value'])
@@ -59,7 +59,7 @@ def _as_row(item: Any) -> Any:
 
 
 def is_row(item: Any) -> bool:
-    """Whether the columns of an item have names."""
+    """Return whether the columns of an item have names."""
     return (
         isinstance(item, Mapping | DeadLetter)
         or hasattr(item, "_fields")
@@ -68,7 +68,7 @@ def is_row(item: Any) -> bool:
 
 
 class Table:
-    """Makes batches of a table of what a sink gets."""
+    """Encode the items of one sink as record batches."""
 
     def __init__(self, step: str, schema: pa.Schema) -> None:
         self.rows = Rows(step, schema, f"the schema of {step!r}")
@@ -76,7 +76,7 @@ class Table:
         self.plain = schema.names == [VALUE]
 
     def encode(self, items: Sequence[Any]) -> pa.RecordBatch:
-        """These items as rows."""
+        """Return the items as rows of one record batch."""
         kinds = set(map(type, items))
         if self.plain and not any(map(is_row, items[:1])):
             return self._of([list(items)], items)
@@ -86,24 +86,24 @@ class Table:
         return self.rows.encode(items)
 
     def _of(self, columns: Sequence[list[Any]], items: Sequence[Any]) -> pa.RecordBatch:
-        made = []
+        arrays = []
         for field, column in zip(self.schema, columns, strict=True):
-            whole = None
+            fast = None
             if pa.types.is_int64(field.type):
-                with suppress(TypeError, OverflowError):  # not all are whole numbers of 64 bits
-                    whole = ints(column)
-            made.append(self.rows.column(field, column, items) if whole is None else whole)
-        return pa.RecordBatch.from_arrays(made, schema=self.schema)
+                with suppress(TypeError, OverflowError):  # a value is not a whole number of 64 bits
+                    fast = ints(column)
+            arrays.append(self.rows.column(field, column, items) if fast is None else fast)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 class Captured(Sink[Any]):
-    """Stands for a sink of the flow: what is written to it goes to whoever runs the batch."""
+    """Replaces a sink of the flow in a batch run: its items are handed to the task, which yields them."""
 
     def __init__(self, take: Callable[[Sequence[Any]], None]) -> None:
         self.take = take
 
     def open(self, place: Place) -> Writer[Any]:
-        """A writer that hands on."""
+        """Return a writer that hands items on."""
         return _Capturing(self.take)
 
 

@@ -1,10 +1,10 @@
-"""Pieces: keyed records on their way from a task of one stage to a task of the next, as bytes, with their order.
+"""Encode keyed records as bytes, with their order, on their way from a task of one stage to a task of the next.
 
-A task sorts what it makes into as many pieces as there are tasks behind the shuffle. Rules:
+A task sorts its records into as many pieces as there are tasks behind the shuffle. Rules:
 
-1. The records of a piece are in order. A task's next piece for the same place begins after the one before has ended.
-2. Numbers that hardly differ from row to row (places, times) are written as differences.
-3. Keys and values of plain columns travel as Arrow has them; others as on the links between workers
+1. The records of a piece are in order. A task's next piece for the same target begins after its previous one has ended.
+2. Numbers that differ little from row to row (places, times) are written as differences.
+3. Plain columns of keys and values travel in Arrow's format; others as on the links between workers
    (`transport.columns`).
 """
 
@@ -27,14 +27,13 @@ from railgun.engine.batch.columns import as_items, as_list
 from railgun.transport.columns import decode_column, encode_column
 from railgun.transport.rows import Times, joined_late, joined_times, pick
 
-_HEAD: Final = struct.Struct(
-    "<cHIBBB"
-)  # kind, port, rows, columns of paths, whether times differ, whether some are late
+# kind, port, number of rows, number of path columns, whether times differ, whether any record is late
+_HEAD: Final = struct.Struct("<cHIBBB")
 _NUMBER: Final = struct.Struct("<q")
 _LENGTH: Final = struct.Struct("<I")
 _ROWS: Final = b"r"
 _TABLE: Final = b"t"
-_SAME, _RAW = b"s", b"w"
+_EQUAL_STEPS, _PLAIN = b"s", b"w"
 _STEPS: Final = ((7, b"1", "<i1"), (15, b"2", "<i2"), (31, b"4", "<i4"))
 _WIDTHS: Final = {code: np.dtype(kind) for _, code, kind in _STEPS}
 _NARROW: Final = (pa.int8(), pa.int16(), pa.int32())
@@ -56,7 +55,7 @@ class Piece:
         return len(self.keys)
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Return the piece as bytes."""
         keys = encode_column(self.keys)
         head = _encode_head(_ROWS, self.port, len(self), self.paths, self.times, self.late)
         return b"".join((head, _LENGTH.pack(len(keys)), keys, encode_column(self.values)))
@@ -69,14 +68,14 @@ def encode_table(
     port: int,
     late: Times | None = None,
 ) -> bytes:
-    """A piece that is a table: its first column has the keys, the others have the values (see `as_items`)."""
+    """Encode a piece that is a table: keys in its first column, values in the others (see `as_items`)."""
     head = _encode_head(_TABLE, port, table.num_rows, paths, times, late)
     table = narrowed(table)
     return head + to_arrow(table)
 
 
 def narrowed(table: pa.RecordBatch) -> pa.RecordBatch:
-    """The same numbers in fewer bytes, where they are small: as Python objects they will be what they were.
+    """Cast columns of small whole numbers to smaller types; as Python objects the numbers stay the same.
 
     >>> narrowed(pa.RecordBatch.from_pydict({"a": [1, 2], "b": [1, 70_000]})).schema.types
     [DataType(int8), DataType(int32)]
@@ -95,21 +94,21 @@ def narrowed(table: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def one_batch(data: bytes | memoryview) -> pa.RecordBatch:
-    """The record batch that `to_arrow` has made these bytes of."""
+    """Return the one record batch in the bytes that `to_arrow` returned."""
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         return reader.read_next_batch()
 
 
 def decode(data: memoryview) -> Piece:
-    """A piece again."""
-    kind, port, rows, columns, differ, some_late = _HEAD.unpack_from(data)
+    """Return the piece that was encoded in `data`."""
+    kind, port, rows, columns, times_differ, some_late = _HEAD.unpack_from(data)
     at = _HEAD.size
     paths = []
     for _ in range(columns):
         column, at = _decode_numbers(data, at, rows)
         paths.append(column)
     times: Times | int
-    if differ:
+    if times_differ:
         times, at = _decode_numbers(data, at, rows)
     else:
         (times,) = _NUMBER.unpack_from(data, at)
@@ -136,8 +135,8 @@ def _encode_head(
     times: Times | int,
     late: Times | None = None,
 ) -> bytes:
-    differ = not isinstance(times, int)
-    parts = [_HEAD.pack(kind, port, rows, len(paths), differ, late is not None)]
+    times_differ = not isinstance(times, int)
+    parts = [_HEAD.pack(kind, port, rows, len(paths), times_differ, late is not None)]
     parts += map(_encode_numbers, paths)
     parts.append(_NUMBER.pack(times) if isinstance(times, int) else _encode_numbers(times))
     if late is not None:
@@ -149,13 +148,13 @@ def _encode_numbers(numbers: o.Numbers) -> bytes:
     first = _NUMBER.pack(int(numbers[0]))
     steps = np.diff(numbers)
     if not steps.any():
-        return _SAME + first
+        return _EQUAL_STEPS + first
     least, most = int(steps.min()), int(steps.max())
     if _no_overflow(numbers):
         for bits, code, kind in _STEPS:
             if -(1 << bits) <= least and most < 1 << bits:
                 return code + first + steps.astype(kind).tobytes()
-    return _RAW + numbers.astype("<i8", copy=False).tobytes()
+    return _PLAIN + numbers.astype("<i8", copy=False).tobytes()
 
 
 def _no_overflow(numbers: o.Numbers) -> bool:
@@ -163,15 +162,15 @@ def _no_overflow(numbers: o.Numbers) -> bool:
 
 
 def _decode_numbers(data: memoryview, at: int, rows: int) -> tuple[o.Numbers, int]:
-    how = bytes(data[at : at + 1])
+    encoding = bytes(data[at : at + 1])
     at += 1
-    if how == _RAW:
+    if encoding == _PLAIN:
         return np.frombuffer(data, "<i8", rows, at), at + 8 * rows
     (first,) = _NUMBER.unpack_from(data, at)
     at += _NUMBER.size
     numbers = np.full(rows, first, dtype=np.int64)
-    if how in _WIDTHS:
-        width = _WIDTHS[how]
+    if encoding in _WIDTHS:
+        width = _WIDTHS[encoding]
         steps = np.frombuffer(data, width, rows - 1, at)
         at += width.itemsize * (rows - 1)
         np.cumsum(steps, out=numbers[1:])
@@ -180,9 +179,9 @@ def _decode_numbers(data: memoryview, at: int, rows: int) -> tuple[o.Numbers, in
 
 
 class Merge:
-    """Pieces of many tasks, which begin one after the other, as records in one order.
+    """Merge pieces of many tasks, which are added in the order of their first records, into one order.
 
-    What stands before the beginning of the next piece is complete, and can be released. So not much more is held than
+    Records before the beginning of the next piece are complete and can be released. So a merge holds not much more than
     one piece of each task.
     """
 
@@ -193,7 +192,7 @@ class Merge:
         self.rows = 0
 
     def add(self, piece: Piece) -> None:
-        """The next piece; it begins no earlier than those before it."""
+        """Add a piece, which begins no earlier than the pieces before it."""
         if self._pieces and (o.first(piece.paths) < self._last or self._mixes(piece)):
             self._sorted = False
         self._pieces.append(piece)
@@ -205,7 +204,7 @@ class Merge:
         return len(before.paths) != len(piece.paths) or before.port != piece.port
 
     def release(self, bound: o.Path | None = None) -> Released | None:
-        """All records that stand before the bound, in order; without one, all."""
+        """Return all records before `bound` (without one: all records), in order; None if there are none."""
         if not self._pieces:
             return None
         whole = Released.of(self._pieces)
@@ -230,7 +229,7 @@ class Merge:
 
 @dataclass(slots=True)
 class Released:
-    """Records in order, of any port."""
+    """Records in order, for any port."""
 
     paths: o.Paths
     keys: list[Any]
@@ -244,14 +243,14 @@ class Released:
 
     @staticmethod
     def of(pieces: Sequence[Piece]) -> Released:
-        """Pieces one after the other."""
-        one = pieces[0]
+        """Concatenate pieces; the records keep the order of the pieces."""
+        head = pieces[0]
         if len(pieces) == 1:
-            return Released(one.paths, one.keys, one.values, one.times, one.port, one.late)
+            return Released(head.paths, head.keys, head.values, head.times, head.port, head.late)
         keys = list(chain.from_iterable(piece.keys for piece in pieces))
         values = list(chain.from_iterable(piece.values for piece in pieces))
         times = joined_times([(piece.times, len(piece)) for piece in pieces])
-        ports: NDArray[np.int32] | int = one.port
+        ports: NDArray[np.int32] | int = head.port
         if any(piece.port != ports for piece in pieces):
             sizes = [len(piece) for piece in pieces]
             ports = np.repeat(np.array([p.port for p in pieces], dtype=np.int32), sizes)
@@ -260,7 +259,7 @@ class Released:
         return Released(paths, keys, values, times, ports, late)
 
     def take(self, rows: NDArray[np.intp]) -> Released:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         index = rows.tolist()
         return Released(
             tuple(column[rows] for column in self.paths),
@@ -284,11 +283,11 @@ class Released:
         )
 
     def pieces(self) -> list[Piece]:
-        """As one piece for each port."""
+        """Return the records as one piece for each port."""
         if isinstance(self.ports, int):
             return [Piece(self.paths, self.keys, self.values, self.times, self.ports, self.late)]
-        made = []
+        pieces = []
         for port in np.unique(self.ports).tolist():
             rows = self.take(np.flatnonzero(self.ports == port))
-            made.append(Piece(rows.paths, rows.keys, rows.values, rows.times, port, rows.late))
-        return made
+            pieces.append(Piece(rows.paths, rows.keys, rows.values, rows.times, port, rows.late))
+        return pieces

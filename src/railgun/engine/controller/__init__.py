@@ -1,1 +1,1 @@
-"""The lifecycle controller of a flow, in the program that started it: orders workers, tells people."""
+"""Control a flow in the program that started it: order workers, take snapshots, serve the HTTP API."""

@@ -1,4 +1,6 @@
-"""What `Collect` sinks brought to the program; when the flow goes back, what came after the snapshot is taken away."""
+"""Hold the items that `Collect` sinks send to the program. When the flow goes back to a snapshot, later items are
+discarded.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,13 @@ from typing import Any, Final
 
 from railgun.engine.protocol.placement import Worker
 
-FOR_GOOD: Final = -1
-Origin = tuple[
-    Worker, int
-]  # worker and stage: each stage has its own moment at which a snapshot cuts it
+COMMITTED: Final = -1  # in place of a snapshot's number: the items are part of every snapshot
+Origin = tuple[Worker, int]  # worker and stage: a snapshot cuts each stage at its own time
 
 
 @dataclass(slots=True)
 class Collected:
-    """Items of each step, in pieces: each with the last snapshot that its worker had cut when it brought them.
+    """The items of each step in chunks, each with the last snapshot that its worker had cut when it sent them.
 
     >>> collected = Collected()
     >>> origin = 3, 1  # worker, stage
@@ -29,44 +29,44 @@ class Collected:
     ['a']
     """
 
-    _pieces: dict[str, list[tuple[int, list[Any]]]] = field(default_factory=dict)
+    _chunks: dict[str, list[tuple[int, list[Any]]]] = field(default_factory=dict)
     _marks: dict[tuple[Origin, str], int] = field(default_factory=dict)
     _since: dict[Worker, int] = field(default_factory=dict)
-    _base: int = FOR_GOOD
+    _base: int = COMMITTED
 
     def add(self, origin: Origin, step: str, items: Sequence[Any]) -> None:
-        """Items come."""
-        pieces = self._pieces.setdefault(step, [])
+        """Add items that a stage on a worker has sent."""
+        chunks = self._chunks.setdefault(step, [])
         mark = self._marks.get((origin, step), self._since.get(origin[0], self._base))
-        if pieces and pieces[-1][0] == mark:
-            pieces[-1][1].extend(items)
+        if chunks and chunks[-1][0] == mark:
+            chunks[-1][1].extend(items)
         else:
-            pieces.append((mark, list(items)))
+            chunks.append((mark, list(items)))
 
     def mark(self, origin: Origin, step: str, snapshot: int) -> None:
-        """What comes from there from now on is not part of this snapshot."""
+        """Note that items which a stage sends from now on are not part of this snapshot."""
         self._marks[origin, step] = snapshot
 
     def join(self, worker: Worker, snapshot: int) -> None:
-        """A worker joins after this snapshot: nothing it brings is part of it."""
+        """Note that a worker has joined after this snapshot, so none of its items are part of it."""
         self._since[worker] = max(snapshot, self._base)
         for key in [key for key in self._marks if key[0][0] == worker]:
             del self._marks[key]
 
     def go_back(self, snapshot: int | None) -> None:
-        """Keep only what is part of a snapshot; None: nothing. What comes from now on is not part of it."""
+        """Keep only the items that are part of `snapshot` (None: no items). Later items are not part of it."""
         self._marks.clear()
         self._since.clear()
-        self._base = FOR_GOOD if snapshot is None else snapshot
-        for step, pieces in self._pieces.items():
+        self._base = COMMITTED if snapshot is None else snapshot
+        for step, chunks in self._chunks.items():
             kept = [
                 item
-                for mark, items in pieces
+                for mark, items in chunks
                 if snapshot is not None and mark < snapshot
                 for item in items
             ]
-            self._pieces[step] = [(FOR_GOOD, kept)]
+            self._chunks[step] = [(COMMITTED, kept)]
 
     def items(self, step: str) -> list[Any]:
-        """What there is."""
-        return [item for _, items in self._pieces.get(step, ()) for item in items]
+        """Return the items of a step."""
+        return [item for _, items in self._chunks.get(step, ()) for item in items]

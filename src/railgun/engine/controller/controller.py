@@ -1,18 +1,18 @@
-"""The controller: drives the `Lifecycle` machine in the program that started the flow.
+"""Run a flow in the program that started it: the controller drives the `Lifecycle` machine.
 
-It runs in a thread of its own, with an event loop: workers call it, it orders them. Whoever is in the same program uses
-its methods, from any thread; everybody else its HTTP API (`http.py`).
+It runs in a thread of its own, with an event loop. Workers connect to it and receive orders. The program itself uses
+its methods, from any thread; other programs use its HTTP API (`http.py`).
 
 Its duties towards the machine:
 
-1. Every event goes to the machine when it happens, and the orders that follow are carried out before the next event:
-   an order carried out late would meet workers that are no longer who they were.
-2. What cannot be carried out (a launch that raises, a worker that cannot be reached) is an event of its own, never an
-   exception in the middle of orders.
-3. A process that was launched is the launcher's until it has ended; the machine is told of the end exactly once.
+1. Every event goes to the machine when it happens, and the resulting orders are carried out before the next event: an
+   order that is carried out late could reach a worker that has been replaced.
+2. An order that cannot be carried out (a launch that raises, a worker that cannot be reached) becomes an event of its
+   own, never an exception in the middle of orders.
+3. A launched process belongs to the launcher until it has ended; the machine is told of the end exactly once.
 
-A process that is forked from the program has a copy of all this, and no part in it: whatever it asks is refused
-(`ForkedJobError`), and it has none of the connections, so it can neither disturb the workers nor keep them alive.
+A process that is forked from the program has a useless copy of all this: its requests are refused (`ForkedJobError`),
+and its connections are closed, so it can neither disturb the workers nor keep them alive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from railgun.engine.controller.launcher import Launcher
 from railgun.engine.controller.ledger import Ledger
 from railgun.engine.controller.metrics import Totals, nothing_moved, progress
 from railgun.engine.controller.state_queries import Inquiries
-from railgun.engine.controller.storekeeper import Storekeeper, told_of
+from railgun.engine.controller.storekeeper import Storekeeper, summary_of
 from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.protocol.lifecycle.machine import Lifecycle, LifecycleError, Member
 from railgun.engine.protocol.lifecycle.snapshots import State
@@ -45,10 +45,10 @@ from railgun.engine.worker import breadcrumb
 from railgun.engine.worker import control_messages as control
 from railgun.engine.worker.liveness import (
     BEAT,
-    BESIDE,
     IN_STEP,
-    MOST_CHARACTERS,
-    MOST_STUCK_CHARACTERS,
+    MAX_STUCK_CHARACTERS,
+    MAX_WAITS_CHARACTERS,
+    OTHER_STUCK,
     STUCK,
 )
 from railgun.engine.worker.spec import WorkerSpec
@@ -60,12 +60,13 @@ from railgun.transport.connection import Connection, Messages
 from railgun.transport.hello import HelloError
 from railgun.transport.listener import Listener
 
-TICK: Final = 0.1
-APART: Final = 1.0  # seconds between snapshots that are taken because somebody waits for one
-REMEMBERED: Final = 200  # events
-SLOTS_WITHIN_S: Final = 3.0  # a worker that waits for a slot for longer is told of
-SLOTS_EVERY_S: Final = 1.0  # between two looks at whether workers wait for slots
-LAST_WORDS_S: Final = 1.0  # that what a process said before it ended is waited for
+TICK_S: Final = 0.1
+# Least time between snapshots that are taken because a stream waits for one.
+SNAPSHOT_GAP_S: Final = 1.0
+MAX_EVENTS: Final = 200  # that are kept
+SLOTS_WITHIN_S: Final = 3.0  # a worker that waits for a slot for longer is reported
+SLOTS_EVERY_S: Final = 1.0  # between two checks whether workers wait for slots
+LAST_REPORTS_S: Final = 1.0  # to wait for reports that a process sent before it ended
 HUNG: Final = "frozen, or in a function that does not return"
 HUNG_LOADING: Final = (
     "frozen, or loading the flow, which imports its modules, does not come to an end"
@@ -78,14 +79,14 @@ class FlowFailedError(RailgunError):
 
 
 class WorkersError(RailgunError):
-    """A number of workers, or a worker, that cannot be."""
+    """A number of workers, or the number of a worker, is invalid."""
 
     exit_code = ExitCode.USAGE
     kind = "usage"
 
 
 class ListenError(RailgunError):
-    """A port cannot be listened at."""
+    """The controller cannot listen on a port."""
 
 
 class ForkedJobError(RailgunError):
@@ -94,7 +95,7 @@ class ForkedJobError(RailgunError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something people may want to know."""
+    """An event of the flow, for people."""
 
     number: int
     at: float
@@ -105,58 +106,59 @@ class Event:
 
 @dataclass(slots=True)
 class Settings:
-    """How a job is run."""
+    """Timeouts and limits of a job."""
 
     host: str = "127.0.0.1"
-    """Where workers reach the controller."""
+    """The address at which workers reach the controller."""
     hang_after: float = 30.0
-    """Seconds after which a worker is given up that is frozen, or inside one call of one function; time in which it
-    imports a module or unpickles the flow does not count, up to ten minutes."""
+    """Seconds after which a worker is given up that is frozen, or does not return from one call of a function.
+    Importing a module and unpickling the flow do not count, for up to ten minutes."""
     restarts: int = 5
-    """How many failures within `restarts_within` are borne; all workers that are lost of one generation are one."""
+    """Number of failures within `restarts_within` after which the flow still restarts. All workers lost from one
+    generation count as one failure."""
     restarts_within: float = 300.0
     """Seconds after which a failure is forgotten."""
     start_within: float = 120.0
-    """Seconds after which a worker that has a slot, but has not called, or loads the flow without a sign of life, is
-    given up."""
+    """Seconds after which a worker is given up that has a slot but has not connected, or that loads the flow without a
+    sign of life."""
     most_workers: int = 1024
-    """More are refused: a slip of the keyboard should not order a million processes."""
+    """Largest number of workers; a typing mistake should not start a million processes."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """What was last seen of a worker's process."""
+class WorkerProcess:
+    """The controller's view of a worker's process."""
 
     spec: WorkerSpec
     connection: Connection | None = None
     pulse: Connection | None = None
     unread: bytes = b""
-    """The beginning of a line of its pulse."""
+    """The incomplete last line of its pulse."""
     waits: str = ""
-    """What its sources and sinks wait for; empty: nothing."""
+    """The outages that its sources and sinks wait for; empty if there are none."""
     messages: Messages = field(default_factory=Messages)
     who: dict[str, Any] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
     launched: float = field(default_factory=time.monotonic)
     loaded: bool = False
-    """Whether it has said that it has the flow, or cannot have it."""
+    """Whether it has reported that it has loaded the flow, or cannot load it."""
     stuck: str = ""
-    """Where its thread is, if it has been in one call for a while."""
-    beside: str = ""
-    """Where another of its threads is, if that has been in one call for a while: a sink that commits."""
-    beside_since: float = 0.0
-    told_waiting: bool = False
-    """Whether people were told that it waits for a slot."""
+    """Position of its main thread, if that has been in one call for a while."""
+    other_stuck: str = ""
+    """Position of another thread, such as one in which a sink commits, if that has been in one call for a while."""
+    other_stuck_since: float = 0.0
+    reported_waiting: bool = False
+    """Whether an event was emitted because it waits for a slot."""
     given_up: bool = False
     ended: str = ""
-    """Why its process has ended, while its last words are waited for."""
+    """Why its process has ended, while the controller waits for its last reports."""
     metrics: dict[str, Any] = field(default_factory=dict)
     doors: dict[str, o.Address] = field(default_factory=dict)
-    """Where it listens for connectors, by step."""
+    """The addresses where it listens for connectors, by step."""
 
 
 class Controller:
-    """Runs one flow."""
+    """Runs one flow: launches its workers, drives its lifecycle machine, and answers requests."""
 
     def __init__(
         self,
@@ -189,19 +191,19 @@ class Controller:
             generation=generation,
         )
         self.totals = Totals()
-        self.inquiries = Inquiries(plan, self.lifecycle, self._say)
-        self._seen: dict[tuple[Worker, int], Seen] = {}
+        self.inquiries = Inquiries(plan, self.lifecycle, self._send_to)
+        self._processes: dict[tuple[Worker, int], WorkerProcess] = {}
         self._ledger = Ledger(self.lifecycle, storekeeper, plan)
-        self._move = nothing_moved()  # of the present rescale, or of the last
+        self._move_figures = nothing_moved()  # of the present or the last rescale
         self._moved_since = 0.0
-        self._events: deque[Event] = deque(maxlen=REMEMBERED)
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._watchers: list[Callable[[Event], None]] = []
         self._port = 0
         self._listener = Listener(self._answer)
-        self._slots_seen = 0.0
+        self._slots_checked = 0.0
         self._warned: set[str] = set()
-        self._left_behind: dict[Worker, str] = {}  # where workers were lost on other machines
-        self._hastened = 0.0  # when a snapshot was last taken because somebody waited
+        self._lost_elsewhere: dict[Worker, str] = {}  # why workers on other machines were lost
+        self._hastened = 0.0  # when a snapshot was last taken because a stream waited for one
         self._hastening: asyncio.TimerHandle | None = None
         self._over = threading.Event()
         self._endings: list[Callable[[], None]] = []
@@ -210,7 +212,7 @@ class Controller:
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
-        _there.add(self)
+        _controllers.add(self)
         self._thread = threading.Thread(
             target=self._run, name=f"railgun-{self.name}-controller", daemon=True
         )
@@ -218,14 +220,14 @@ class Controller:
     # ------------------------------------------------------------ for the program
 
     def open(self) -> None:
-        """Start the controller's thread: from now on it answers questions and takes requests."""
+        """Start the controller's thread, which answers requests from now on."""
         self._thread.start()
 
     def begin(self, launcher: Launcher | None = None, host: str | None = None) -> None:
         """Listen for workers, and launch them.
 
-        `launcher` and `host` (where workers reach this program) take the place of those it was made with: who needs
-        long to start a cluster opens the controller before. Raises `ListenError`.
+        `launcher` and `host` (where workers reach this program) replace those given to the constructor: a program that
+        needs a while to start a cluster opens the controller before. Raises `ListenError`.
         """
         self._launcher = launcher or self._launcher
         if host is not None:
@@ -235,24 +237,29 @@ class Controller:
 
     def _start(self) -> list[o.Order]:
         life = self.lifecycle
-        if life.wanted is not None:  # asked for before anybody knew how many slots there are
+        if life.wanted is not None:  # requested before the number of slots was known
             try:
                 self.launcher.refuse(len(life.wanted.workers))
             except RailgunError as error:
                 life.wanted = None
-                self._happened("not-rescaled", f"{error}; the flow starts as it was to")
+                self._happened(
+                    "not-rescaled",
+                    f"{error}; the flow starts with its first number of workers",
+                )
         return life.start(_now())
 
     def when_over(self, ending: Callable[[], None]) -> None:
-        """Call this, in a thread of its own, when the flow is over and no process is left; `wait` waits for it."""
+        """Call `ending` in a thread of its own when the flow has ended and no process is left.
+
+        `wait` returns after that.
+        """
         self._endings.append(ending)
 
     def scale(self, workers: int) -> None:
-        """Ask for this number of workers; returns when the request is taken."""
+        """Ask for this number of workers; return when the request is accepted. Raises `WorkersError`."""
         check_workers(workers, self.settings.most_workers)
-        if (
-            self._launcher is not None
-        ):  # if it is not there yet, it looks at the number when it comes
+        if self._launcher is not None:
+            # Otherwise `begin` checks the number once there is a launcher.
             try:
                 self._launcher.refuse(workers)
             except RailgunError as error:
@@ -260,14 +267,14 @@ class Controller:
         self._do(lambda: self._scale(range(workers)))
 
     def pin(self, key: Any, worker: Worker) -> None:
-        """Give a key to a worker, whatever its hash says."""
+        """Assign a key to a worker, whatever its hash says. Raises `WorkersError`."""
         number = key_hash(key)
 
         def pinned() -> list[o.Order]:
-            goal = self._goal()
+            goal = self._target_placement()
             if isinstance(worker, bool) or worker not in goal.workers:
-                there = ", ".join(map(str, goal.workers))
-                raise WorkersError(f"there is no worker {worker!r}: there are {there}")
+                workers = ", ".join(map(str, goal.workers))
+                raise WorkersError(f"there is no worker {worker!r}: there are {workers}")
             keys = {**dict(goal.keys), number: worker}
             placement = Placement.of(goal.workers, slots=dict(goal.slots), keys=keys)
             return self.lifecycle.scale(placement, _now())
@@ -275,11 +282,11 @@ class Controller:
         self._do(pinned)
 
     def stop(self, *, drain: bool = False) -> None:
-        """Let the flow end, with a last snapshot, or (`drain`, or without snapshots) with its sources."""
+        """Stop the flow, with a final snapshot; with `drain`, or without snapshots, by ending its sources."""
         self._do(lambda: self.lifecycle.stop(_now(), drain=drain))
 
     def snapshot(self) -> int:
-        """Ask for a snapshot; the number of the last one begun before it."""
+        """Ask for a snapshot. Return the number of the last snapshot that began before."""
 
         def ask() -> int:
             last = self.lifecycle.saving.number
@@ -289,7 +296,7 @@ class Controller:
         return self._ask(ask)
 
     def attempts(self) -> Future[list[dict[str, Any]]]:
-        """The snapshots there are, and those that failed, newest first; they are read by another thread."""
+        """Return how each snapshot ended, newest first; another thread reads them from the store."""
         self._check_process()
         if self.storekeeper is None:
             raise LifecycleError(
@@ -298,34 +305,34 @@ class Controller:
         return self.storekeeper.attempts()
 
     def abort(self, why: str) -> None:
-        """End at once."""
+        """End the flow at once."""
         self._do(lambda: self.lifecycle.abort(why, _now()))
 
     @property
     def launcher(self) -> Launcher:
-        """What starts and ends workers; there is one when workers are launched."""
+        """Return the launcher; there must be one when workers are launched."""
         assert self._launcher is not None
         return self._launcher
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, no process is left, and its snapshots and its name are free for another job."""
+        """Return whether the flow has ended, no process is left, and its snapshots and name are free for other jobs."""
         return self._over.is_set()
 
     @property
     def ended(self) -> bool:
-        """Whether the flow is over, and no process is left: what it held is being let go of, if it is not yet."""
+        """Return whether the flow has ended and no process is left; its resources may still be in use."""
         return self.lifecycle.gone
 
     @property
     def shown(self) -> State:
-        """The state, for people: that it has ended is told when all that it held is free for another job."""
+        """Return the state for people: `stopping` until everything the flow used is free for another job."""
         if self.lifecycle.over and not self.over:
             return "stopping"
         return self.lifecycle.shown
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; False if it has not come in time. Raises `FlowFailedError` if the flow failed."""
+        """Wait for the flow to end; return False if it does not within `timeout` seconds. Raises `FlowFailedError`."""
         self._check_process()
         if not self._over.wait(timeout):
             return False
@@ -334,28 +341,28 @@ class Controller:
         return True
 
     def status(self) -> dict[str, Any]:
-        """What there is to know, as plain data."""
+        """Return the status of the flow, as plain data."""
         return self._ask(self._status)
 
     def collected(self, step: str) -> list[Any]:
-        """What a `Collect` sink has got so far."""
+        """Return the items that the `Collect` sink `step` has received so far."""
         return self._ask(lambda: self._ledger.collected.items(step))
 
     @property
     def last_event(self) -> int:
-        """The number of the last event."""
+        """Return the number of the last event."""
         return self._ask(lambda: self._events[-1].number if self._events else 0)
 
     def events(self, after: int = 0) -> list[Event]:
-        """What happened, after the event of this number."""
+        """Return the kept events after the event with the number `after`."""
         return self._ask(lambda: [event for event in self._events if event.number > after])
 
     def watch(self, watcher: Callable[[Event], None]) -> None:
-        """Call this, in the controller's thread, for everything that happens from now on."""
+        """Call `watcher` in the controller's thread with every event from now on."""
         self._ask(lambda: self._watchers.append(watcher))
 
     def close(self) -> None:
-        """End everything that is left, at once; in a forked process this is nothing."""
+        """End everything that is left, at once. In a forked process this does nothing."""
         if self.is_forked:
             return
         with self._closing:
@@ -375,11 +382,11 @@ class Controller:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that has the controller, and has only a copy."""
+        """Return whether this process was forked from the controller's process, and has only a copy of it."""
         return os.getpid() != self._pid
 
     def _check_process(self) -> None:
-        """Raise `ForkedJobError` in a process that has only a copy of the controller."""
+        """Raise `ForkedJobError` in a forked process."""
         if self.is_forked:
             raise ForkedJobError(
                 f"the job {self.name!r} belongs to process {self._pid}, from which this one was forked: "
@@ -387,23 +394,25 @@ class Controller:
             )
 
     def leave_to_parent(self) -> None:
-        """In a forked process: let go of all connections, which remain those of the parent."""
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        """In a forked process, close all connections, which stay open in the parent."""
+        null_device = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         registered = self._selector.get_map() or {}  # None, if the loop has been closed
         for key in list(registered.values()):
             with contextlib.suppress(OSError):
-                os.dup2(nothing, key.fd, inheritable=False)  # who has the number may close it still
-        os.close(nothing)
+                os.dup2(
+                    null_device, key.fd, inheritable=False
+                )  # its owner may still close this number
+        os.close(null_device)
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine in the controller's loop, and wait for it."""
+        """Run a coroutine in the controller's loop, and return its result."""
         if self.is_forked:
             coroutine.close()
         self._check_process()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _ask(self, question: Callable[[], R]) -> R:
-        """Call a function in the controller's thread."""
+        """Call a function in the controller's thread, and return its result."""
         self._check_process()
         if threading.current_thread() is self._thread:
             return question()
@@ -431,17 +440,17 @@ class Controller:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        self._loop.run_until_complete(self._let_go())
+        self._loop.run_until_complete(self._close_connections())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
-    async def _let_go(self) -> None:
+    async def _close_connections(self) -> None:
         await self._listener.close()
         pending = asyncio.all_tasks() - {asyncio.current_task()}
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-        await asyncio.sleep(0)  # closed sockets are let go of in the next turn
+        await asyncio.sleep(0)  # the loop closes sockets in its next iteration
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -449,54 +458,59 @@ class Controller:
             self._port = await self._listener.open(self.settings.host, 0)
         except OSError as error:
             raise ListenError(f"cannot listen at {self.settings.host}: {error}") from error
-        loop.call_later(TICK, self._tick)
+        loop.call_later(TICK_S, self._tick)
 
     def _answer(self) -> Connection:
-        return Connection(self._secret, self._called, self._received, self._lost)
+        return Connection(self._secret, self._accept_worker, self._received, self._lost)
 
     def _tick(self) -> None:
         self._loop.call_later(self._until_due(), self._tick)
         now = time.monotonic()
-        for seen in list(self._seen.values()):
-            silent = now - seen.heard
-            if seen.connection is not None:
-                if silent > self._hang_after(seen):
-                    where = f": {seen.stuck}" if seen.stuck else ""
-                    hung = HUNG if seen.loaded else HUNG_LOADING
-                    self._give_up(seen, f"no sign of life for {silent:.0f} s ({hung}){where}")
-                elif seen.beside and now - seen.beside_since > self.settings.hang_after:
-                    stuck = now - seen.beside_since
-                    self._give_up(seen, f"a call has not returned for {stuck:.0f} s: {seen.beside}")
-            elif silent > self.settings.start_within and self._is_late(seen):
-                self._give_up(seen, f"it did not call within {silent:.0f} s")
-        if now >= self._slots_seen + SLOTS_EVERY_S:
-            self._slots_seen = now
-            self._look_for_slots()
+        for process in list(self._processes.values()):
+            silent = now - process.heard
+            if process.connection is not None:
+                if silent > self._hang_after(process):
+                    where = f": {process.stuck}" if process.stuck else ""
+                    hung = HUNG if process.loaded else HUNG_LOADING
+                    self._give_up(process, f"no sign of life for {silent:.0f} s ({hung}){where}")
+                elif (
+                    process.other_stuck
+                    and now - process.other_stuck_since > self.settings.hang_after
+                ):
+                    stuck = now - process.other_stuck_since
+                    self._give_up(
+                        process, f"a call has not returned for {stuck:.0f} s: {process.other_stuck}"
+                    )
+            elif silent > self.settings.start_within and self._is_late(process):
+                self._give_up(process, f"it did not call within {silent:.0f} s")
+        if now >= self._slots_checked + SLOTS_EVERY_S:
+            self._slots_checked = now
+            self._check_slots()
         self._obey(self.lifecycle.tick(_now()))
 
-    def _hang_after(self, seen: Seen) -> float:
-        """Seconds of silence after which a worker is given up; to load the flow it has as long as to start."""
+    def _hang_after(self, process: WorkerProcess) -> float:
+        """Return the seconds of silence after which a worker is given up, longer while it loads the flow."""
         settings = self.settings
-        if seen.loaded:
+        if process.loaded:
             return settings.hang_after
         return max(settings.hang_after, settings.start_within)
 
-    def _look_for_slots(self) -> None:
-        """Tell people, once, which workers have waited for a slot of the cluster for a while."""
+    def _check_slots(self) -> None:
+        """Emit one event for the workers that have waited for a slot of the cluster for a while."""
         long_ago = time.monotonic() - SLOTS_WITHIN_S
         waiting = [
-            seen
-            for seen in self._seen.values()
-            if not seen.told_waiting
-            and not seen.who
-            and not seen.given_up
-            and seen.launched <= long_ago
-            and self.launcher.pending(seen.spec)
+            process
+            for process in self._processes.values()
+            if not process.reported_waiting
+            and not process.who
+            and not process.given_up
+            and process.launched <= long_ago
+            and self.launcher.pending(process.spec)
         ]
-        for seen in waiting:
-            seen.told_waiting = True
+        for process in waiting:
+            process.reported_waiting = True
         if waiting:
-            numbers = sorted(seen.spec.worker for seen in waiting)
+            numbers = sorted(process.spec.worker for process in waiting)
             who = f"worker{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
             wait = "wait for slots" if len(numbers) > 1 else "waits for a slot"
             self._happened(
@@ -504,68 +518,68 @@ class Controller:
             )
 
     def _until_due(self) -> float:
-        """Seconds until the machine is to hear that time has passed; a snapshot begins when it is time for it."""
+        """Return the seconds until the machine's next tick: a snapshot begins when it is due."""
         saving = self.lifecycle.saving
         if saving.due is None or saving.busy:
-            return TICK
-        return min(TICK, max(0.0, (saving.due - _now()) / 1e6) or TICK)
+            return TICK_S
+        return min(TICK_S, max(0.0, (saving.due - _now()) / 1e6) or TICK_S)
 
-    def _is_late(self, seen: Seen) -> bool:
-        """Whether it should have called: it never has, and does not wait for a slot."""
-        if seen.who or seen.given_up:
+    def _is_late(self, process: WorkerProcess) -> bool:
+        """Return whether a worker should have connected by now: it has not, and does not wait for a slot."""
+        if process.who or process.given_up:
             return False
-        if self.launcher.pending(seen.spec):
-            seen.heard = time.monotonic()
+        if self.launcher.pending(process.spec):
+            process.heard = time.monotonic()
             return False
         return True
 
-    def _give_up(self, seen: Seen, why: str) -> None:
-        """A process that cannot be talked to is as good as dead: end it, and go on without it."""
-        connection, seen.connection = seen.connection, None
-        seen.given_up = True
+    def _give_up(self, process: WorkerProcess, why: str) -> None:
+        """End a process that cannot be reached, and handle its worker as lost."""
+        connection, process.connection = process.connection, None
+        process.given_up = True
         if connection is not None:
             connection.close()
-        self._cancel(seen.spec)
-        self._is_down(seen, why)
+        self._cancel(process.spec)
+        self._is_down(process, why)
 
-    def _is_down(self, seen: Seen, why: str) -> None:
-        """Let the machine know that a worker is gone; one that was to leave may not have come to the end of it."""
-        worker, incarnation = seen.spec.worker, seen.spec.incarnation
-        found = breadcrumb.read(seen.who)
+    def _is_down(self, process: WorkerProcess, why: str) -> None:
+        """Tell the machine that a worker is lost. One that was leaving may not have finished that."""
+        worker, incarnation = process.spec.worker, process.spec.incarnation
+        crumb = breadcrumb.read(process.who)
         member = self.lifecycle.members.get(worker)
         if member is not None and member.incarnation == incarnation and member.leaving:
-            self._lost_leaving(seen, why, found)
+            self._report_lost_leaving(process, why, crumb)
         else:
-            why = self._with_breadcrumb(seen, why, found)
+            why = self._with_breadcrumb(process, why, crumb)
         self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
 
-    def _lost_leaving(self, seen: Seen, why: str, found: str) -> None:
-        """Tell of a worker that was to leave, and ended inside user code: of a source or a sink that it closed."""
-        if not found and not (seen.given_up and IN_STEP in why):
-            return  # its process has ended, as it was to: a slow call of before is over
-        text = self._with_breadcrumb(seen, why, found)
-        self._obey(self.lifecycle.lost_leaving(seen.spec.worker, text, _now()))
+    def _report_lost_leaving(self, process: WorkerProcess, why: str, crumb: str) -> None:
+        """Report a leaving worker that ended inside user code: while closing a source or a sink."""
+        if not crumb and not (process.given_up and IN_STEP in why):
+            return  # its process has ended as expected: the slow call before has returned
+        text = self._with_breadcrumb(process, why, crumb)
+        self._obey(self.lifecycle.lost_leaving(process.spec.worker, text, _now()))
 
-    def _with_breadcrumb(self, seen: Seen, why: str, found: str) -> str:
-        """Add which user code a worker was in when it was lost, unless `why` says where the worker hung.
+    def _with_breadcrumb(self, process: WorkerProcess, why: str, crumb: str) -> str:
+        """Return `why` with the user code that a worker was in when it was lost, unless it says so already.
 
-        `found` is what its breadcrumb says.
+        `crumb`: the text of its breadcrumb.
         """
-        before = self._left_behind.pop(seen.spec.worker, "")
-        if not found and before:  # it was on another machine
-            found = f"the time before, {before}"
-        is_said = any(where and where in why for where in (seen.stuck, seen.beside))
-        return f"{why}; {found}" if found and not is_said else why
+        earlier = self._lost_elsewhere.pop(process.spec.worker, "")
+        if not crumb and earlier:  # it was on another machine
+            crumb = f"the previous time, {earlier}"
+        is_included = any(where and where in why for where in (process.stuck, process.other_stuck))
+        return f"{why}; {crumb}" if crumb and not is_included else why
 
     def _scale(self, workers: Sequence[Worker]) -> list[o.Order]:
-        return self.lifecycle.scale(self._goal().resized(workers), _now())
+        return self.lifecycle.scale(self._target_placement().resized(workers), _now())
 
-    def _goal(self) -> Placement:
-        """The placement that will be, when all that was asked for is done."""
+    def _target_placement(self) -> Placement:
+        """Return the placement after all requests have been carried out."""
         life = self.lifecycle
         coordinator = life.coordinator
-        going = coordinator.target if coordinator is not None else None
-        return life.wanted or going or life.placement
+        target = coordinator.target if coordinator is not None else None
+        return life.wanted or target or life.placement
 
     # ------------------------------------------------------------ orders
 
@@ -575,9 +589,9 @@ class Controller:
                 case o.Launch(worker, incarnation):
                     self._launch(worker, incarnation)
                 case o.Cancel(worker, incarnation):
-                    self._cancel(self._seen[worker, incarnation].spec)
-                case o.To(worker, what):
-                    self._send(worker, what)
+                    self._cancel(self._processes[worker, incarnation].spec)
+                case o.To(worker, worker_order):
+                    self._send(worker, worker_order)
                 case o.Happened(kind, text):
                     self._happened(kind, text)
                 case o.Record() | o.Write() | o.GiveUp():
@@ -587,35 +601,35 @@ class Controller:
             threading.Thread(target=self._end, name=f"railgun-{self.name}-end", daemon=True).start()
 
     def _end(self) -> None:
-        """Let go of what others may have when the flow is over; then it is."""
+        """Call the functions given to `when_over`; then the flow is over."""
         for ending in self._endings:
             try:
                 ending()
             except Exception as error:
-                told = f"cannot let go of something at the end: {error}"
+                text = f"a cleanup after the end of the flow failed: {error}"
                 with contextlib.suppress(RuntimeError):  # the loop has ended
-                    self._loop.call_soon_threadsafe(self._happened, "trouble", told)
+                    self._loop.call_soon_threadsafe(self._happened, "trouble", text)
         self._over.set()
 
     def _soon(self, then: Callable[[], list[o.Order]]) -> None:
-        """From any thread: let the machine hear of something, and do what it wants."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
+        """From any thread: pass an event to the machine, and carry out its orders."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so the event does not matter
             self._loop.call_soon_threadsafe(lambda: self._obey(then()))
 
-    def _say(self, worker: Worker, message: control.Order) -> bool:
-        """Send something to a worker, if it is there."""
+    def _send_to(self, worker: Worker, message: control.Order) -> bool:
+        """Send a message to a worker. Return False if it is not connected."""
         member = self.lifecycle.members.get(worker)
-        seen = None if member is None else self._seen.get((worker, member.incarnation))
-        if seen is None or seen.connection is None:
+        process = None if member is None else self._processes.get((worker, member.incarnation))
+        if process is None or process.connection is None:
             return False
-        seen.connection.send(Messages.encode(message))
+        process.connection.send(Messages.encode(message))
         return True
 
     def _launch(self, worker: Worker, incarnation: int) -> None:
         spec = WorkerSpec(
             self.name, worker, incarnation, self.settings.host, self._port, self._secret
         )
-        self._seen[worker, incarnation] = Seen(spec)
+        self._processes[worker, incarnation] = WorkerProcess(spec)
         try:
             self.launcher.launch(spec, self._process_ended)
         except Exception as error:
@@ -628,60 +642,60 @@ class Controller:
             self._happened("trouble", f"worker {spec.worker} cannot be ended by force: {error}")
 
     def _process_ended(self, spec: WorkerSpec, error: str | None) -> None:
-        """From any thread: a worker's process has ended."""
+        """From any thread: handle the end of a worker's process."""
         why = error or "its process ended"
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so the event does not matter
             self._loop.call_soon_threadsafe(self._down, spec.worker, spec.incarnation, why)
 
     def _down(self, worker: Worker, incarnation: int, why: str) -> None:
-        seen = self._seen.get((worker, incarnation))
-        if seen is None:
+        process = self._processes.get((worker, incarnation))
+        if process is None:
             self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
             return
-        if seen.connection is not None and not seen.ended:
-            # Its last words may not have been read yet: its connection closes behind them.
-            seen.ended = why
-            self._loop.call_later(LAST_WORDS_S, self._down, worker, incarnation, why)
+        if process.connection is not None and not process.ended:
+            # Its last reports may not have been read yet. Its connection closes after them.
+            process.ended = why
+            self._loop.call_later(LAST_REPORTS_S, self._down, worker, incarnation, why)
             return
-        del self._seen[worker, incarnation]
+        del self._processes[worker, incarnation]
         self.inquiries.lost(worker)
-        self._is_down(seen, why)
+        self._is_down(process, why)
 
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
-        seen = self._seen.get((worker, self.lifecycle.members[worker].incarnation))
+        process = self._processes.get((worker, self.lifecycle.members[worker].incarnation))
         if isinstance(order, o.EndSources):
-            self._elsewhere(worker)
+            self._send_alternatives(worker)
         for message in self._ledger.sent(worker, order):
-            if seen is not None and seen.connection is not None:
-                seen.connection.send(Messages.encode(message))
+            if process is not None and process.connection is not None:
+                process.connection.send(Messages.encode(message))
 
     # ------------------------------------------------------------ workers
 
-    def _called(self, connection: Connection) -> None:
+    def _accept_worker(self, connection: Connection) -> None:
         who = connection.who
         worker, incarnation = who.get("worker"), who.get("incarnation")
         host, port = who.get("host"), who.get("port")
         if not isinstance(worker, int) or not isinstance(incarnation, int):
-            raise HelloError("a worker says which one it is")
+            raise HelloError("the hello of a worker has no worker number and incarnation")
         if who.get("pulse"):
-            self._feel(connection, worker, incarnation)
+            self._accept_pulse(connection, worker, incarnation)
             return
         if not isinstance(host, str) or not isinstance(port, int):
-            raise HelloError(f"worker {worker} does not say where it is")
-        seen = self._seen.get((worker, incarnation))
-        if seen is None or seen.who or not self.lifecycle.expects(worker, incarnation):
+            raise HelloError(f"the hello of worker {worker} has no host and port")
+        process = self._processes.get((worker, incarnation))
+        if process is None or process.who or not self.lifecycle.expects(worker, incarnation):
             raise HelloError(f"worker {worker}, incarnation {incarnation}, is not expected")
-        seen.connection, seen.who, seen.heard = connection, who, time.monotonic()
+        process.connection, process.who, process.heard = connection, who, time.monotonic()
         connection.tag = (worker, incarnation)
         # The hello has to be answered before the first order.
         self._loop.call_soon(self._welcome, connection)
 
-    def _feel(self, connection: Connection, worker: Worker, incarnation: int) -> None:
-        """A worker that is here has a pulse from now on."""
-        seen = self._seen.get((worker, incarnation))
-        if seen is None or seen.connection is None or seen.pulse is not None:
+    def _accept_pulse(self, connection: Connection, worker: Worker, incarnation: int) -> None:
+        """Accept the pulse connection of a worker that is connected."""
+        process = self._processes.get((worker, incarnation))
+        if process is None or process.connection is None or process.pulse is not None:
             raise HelloError(f"worker {worker}, incarnation {incarnation}, is not expected")
-        seen.pulse = connection
+        process.pulse = connection
         connection.tag = (worker, incarnation)
 
     def _welcome(self, connection: Connection) -> None:
@@ -692,84 +706,86 @@ class Controller:
         else:
             connection.close()
 
-    def _loaded(self, worker: Worker, seen: Seen, told: control.Loaded) -> None:
-        """A worker has the flow, and counts from now on; or it cannot have it.
+    def _loaded(self, worker: Worker, process: WorkerProcess, report: control.Loaded) -> None:
+        """Handle a worker's report that it has loaded the flow, and is a member now, or why it cannot load it.
 
-        What may pass is worth trying again when a flow restarts that had it once; people who start one want to know.
+        A passing error is retried when a flow that has run before restarts; at the first start it is reported.
         """
-        incarnation = seen.spec.incarnation
+        incarnation = process.spec.incarnation
         if not self.lifecycle.expects(worker, incarnation):
             return
-        if told.error is None:
-            address = (seen.who["host"], seen.who["port"])
+        if report.error is None:
+            address = (process.who["host"], process.who["port"])
             self._obey(self.lifecycle.up(worker, incarnation, address, _now()))
-        elif told.passing and self.lifecycle.failed_times:
-            self._give_up(seen, told.error)
+        elif report.passing and self.lifecycle.failed_times:
+            self._give_up(process, report.error)
         else:
-            self._obey(self.lifecycle.cannot_load(worker, told.error, _now()))
+            self._obey(self.lifecycle.cannot_load(worker, report.error, _now()))
 
     def _received(self, connection: Connection, data: bytes) -> None:
         worker, incarnation = connection.tag
-        seen = self._seen.get((worker, incarnation))
-        if seen is None or connection not in (seen.connection, seen.pulse):
+        process = self._processes.get((worker, incarnation))
+        if process is None or connection not in (process.connection, process.pulse):
             return
-        if connection is seen.pulse:
-            self._felt(worker, seen, data)
+        if connection is process.pulse:
+            self._receive_pulse(worker, process, data)
             return
-        seen.heard, seen.stuck = time.monotonic(), ""
+        process.heard, process.stuck = time.monotonic(), ""
         try:
-            for message in seen.messages.feed(data):
-                self._hear(worker, seen, message)
+            for message in process.messages.feed(data):
+                self._handle_report(worker, process, message)
         except (DecodingError, RailgunError) as error:
             connection.close(error)
 
-    def _felt(self, worker: Worker, seen: Seen, data: bytes) -> None:
-        """Note a heartbeat of a worker, and the outages its sources and sinks wait for (`engine.worker.liveness`)."""
+    def _receive_pulse(self, worker: Worker, process: WorkerProcess, data: bytes) -> None:
+        """Handle heartbeats of a worker, and lines about outages and hanging calls (`engine.worker.liveness`)."""
         if BEAT in data:
-            seen.heard, seen.stuck = time.monotonic(), ""
-        *lines, rest = (seen.unread + data.replace(BEAT, b"")).split(b"\n")
-        seen.unread = rest[-4 * (MOST_CHARACTERS + MOST_STUCK_CHARACTERS) :]
+            process.heard, process.stuck = time.monotonic(), ""
+        *lines, rest = (process.unread + data.replace(BEAT, b"")).split(b"\n")
+        process.unread = rest[-4 * (MAX_WAITS_CHARACTERS + MAX_STUCK_CHARACTERS) :]
         for line in lines:
             if line.startswith(STUCK):
-                seen.stuck = line[1:].decode(errors="replace").replace("\r", "\n")
+                process.stuck = line[1:].decode(errors="replace").replace("\r", "\n")
                 continue
-            if line.startswith(BESIDE):
-                if not seen.beside:
-                    seen.beside_since = time.monotonic()
-                seen.beside = line[1:].decode(errors="replace").replace("\r", "\n")
+            if line.startswith(OTHER_STUCK):
+                if not process.other_stuck:
+                    process.other_stuck_since = time.monotonic()
+                process.other_stuck = line[1:].decode(errors="replace").replace("\r", "\n")
                 continue
-            seen.heard = time.monotonic()
+            process.heard = time.monotonic()
             waits = line.decode(errors="replace")
             if waits:
                 self._happened("waiting", f"worker {worker} waits for {waits}")
-            elif seen.waits:
+            elif process.waits:
                 self._happened("goes-on", f"worker {worker} goes on")
-            seen.waits = waits
+            process.waits = waits
 
-    def _hear(self, worker: Worker, seen: Seen, message: control.FromWorker) -> None:
+    def _handle_report(
+        self, worker: Worker, process: WorkerProcess, message: control.FromWorker
+    ) -> None:
         match message:
             case control.Loaded():
-                seen.loaded = True
-                seen.doors = dict(message.doors)
-                self._loaded(worker, seen, message)
+                process.loaded = True
+                process.doors = dict(message.doors)
+                self._loaded(worker, process, message)
             case control.Asked() | control.Relinquished():
-                self._fed(worker, seen, message)
+                self._fed(worker, process, message)
             case control.Hastened(generation):
                 if generation == self.lifecycle.generation:
                     self._hasten()
             case control.Beat(generation, metrics):
                 if generation == self.lifecycle.generation:
-                    seen.metrics = metrics
-                    self.totals.see(worker, (seen.spec.incarnation, generation), metrics)
+                    process.metrics = metrics
+                    self.totals.see(worker, (process.spec.incarnation, generation), metrics)
             case control.Found():
                 self.inquiries.answered(message)
             case control.LeftBehind(lost, incarnation, text):
-                self._left_behind[lost] = text
-                machine = seen.who.get("machine")
-                told = f"worker {lost} (incarnation {incarnation}), which was lost on {machine}: {text}"
-                self._happened("warning", told)
+                self._lost_elsewhere[lost] = text
+                machine = process.who.get("machine")
+                warning = f"worker {lost} (incarnation {incarnation}), which was lost on {machine}: {text}"
+                self._happened("warning", warning)
             case control.Warned(_, text, about):
-                if about not in self._warned:  # other workers may see the same
+                if about not in self._warned:  # other workers may report the same
                     self._warned.add(about)
                     self._happened("warning", text)
             case _:
@@ -777,24 +793,24 @@ class Controller:
                 if report is None:
                     return
                 if isinstance(report, o.Report) and isinstance(report.report, m.Completed):
-                    self._moved(seen, self.plan.stages[report.stage].name)
+                    self._add_moved(process, self.plan.stages[report.stage].name)
                 self._obey(self.lifecycle.reported(worker, report, _now()))
 
     def _fed(
-        self, worker: Worker, seen: Seen, report: control.Asked | control.Relinquished
+        self, worker: Worker, process: WorkerProcess, report: control.Asked | control.Relinquished
     ) -> None:
-        """A worker asks for a stream of connectors, or gives one back."""
-        owner = (worker, seen.spec.incarnation)
+        """Handle a worker's request for a stream of connectors, or its return of one."""
+        owner = (worker, process.spec.incarnation)
         answers, hasten = self._ledger.feeds.heard(owner, report)
         for to, answer in answers:
-            self._say(to, answer)
+            self._send_to(to, answer)
         if hasten:
             self._hasten()
 
     def _hasten(self) -> None:
-        """Somebody waits for a snapshot: it is soon, but not one follows the other."""
+        """Take a snapshot soon because a stream waits for one, but not one right after the other."""
         if self._hastening is None:
-            wait = max(0.0, self._hastened + APART - time.monotonic())
+            wait = max(0.0, self._hastened + SNAPSHOT_GAP_S - time.monotonic())
             self._hastening = self._loop.call_later(wait, self._snapshot_early)
 
     def _snapshot_early(self) -> None:
@@ -804,12 +820,12 @@ class Controller:
             self._obey(life.snapshot(_now()))
 
     def doors(self) -> dict[str, dict[str, Any]]:
-        """By step: the name of a source that programs outside push to, its secret, and where workers listen."""
+        """Return, by step, the name and secret of a source that programs push to, and where workers listen."""
         return self._ask(self._doors)
 
     def _doors(self) -> dict[str, dict[str, Any]]:
-        there = {
-            worker: self._seen.get((worker, member.incarnation))
+        processes = {
+            worker: self._processes.get((worker, member.incarnation))
             for worker, member in sorted(self.lifecycle.members.items())
             if member.ready and not member.leaving
         }
@@ -818,30 +834,30 @@ class Controller:
                 "name": source.name,
                 "secret": source.secret.hex(),
                 "workers": [
-                    f"{seen.doors[step][0]}:{seen.doors[step][1]}"
-                    for seen in there.values()
-                    if seen is not None and step in seen.doors
+                    f"{process.doors[step][0]}:{process.doors[step][1]}"
+                    for process in processes.values()
+                    if process is not None and step in process.doors
                 ],
             }
             for step, source in self.plan.pushed.items()
         }
 
-    def _elsewhere(self, worker: Worker) -> None:
-        """Tell a worker that is to leave where connectors may go."""
+    def _send_alternatives(self, worker: Worker) -> None:
+        """Tell a leaving worker where its connectors may go."""
         life = self.lifecycle
-        goal = life.coordinator.target if life.coordinator is not None else None
-        staying = (goal or life.placement).workers
-        stays = staying[worker % len(staying)]
-        member = life.members.get(stays)
-        seen = None if member is None else self._seen.get((stays, member.incarnation))
-        for step, (host, port) in (seen.doors if seen is not None else {}).items():
-            self._say(worker, control.Elsewhere(life.generation, step, f"{host}:{port}"))
+        target = life.coordinator.target if life.coordinator is not None else None
+        staying = (target or life.placement).workers
+        successor = staying[worker % len(staying)]
+        member = life.members.get(successor)
+        process = None if member is None else self._processes.get((successor, member.incarnation))
+        for step, (host, port) in (process.doors if process is not None else {}).items():
+            self._send_to(worker, control.Elsewhere(life.generation, step, f"{host}:{port}"))
 
-    def _moved(self, seen: Seen, stage: str) -> None:
-        """A worker is through with a stage's move; the figures it sent last are those of the move."""
-        figures = seen.metrics.get("stages", {}).get(stage)
+    def _add_moved(self, process: WorkerProcess, stage: str) -> None:
+        """Add the last figures of a worker that has finished moving its keys of a stage."""
+        figures = process.metrics.get("stages", {}).get(stage)
         if figures is not None:
-            move = self._move
+            move = self._move_figures
             move["moved"] += figures["moved"]
             move["bytes"] += figures["bytes"]
             hold = figures["longest_hold"] / 1000
@@ -851,36 +867,36 @@ class Controller:
         if connection.tag is None:
             return
         worker, incarnation = connection.tag
-        seen = self._seen.get((worker, incarnation))
-        if seen is None or seen.connection is not connection:
+        process = self._processes.get((worker, incarnation))
+        if process is None or process.connection is not connection:
             return
-        seen.connection = None
-        if seen.ended:
-            self._down(worker, incarnation, seen.ended)
+        process.connection = None
+        if process.ended:
+            self._down(worker, incarnation, process.ended)
             return
         self.inquiries.lost(worker)
         member = self.lifecycle.members.get(worker)
         if member is not None and member.incarnation == incarnation and member.leaving:
-            return  # its launcher tells when the process has ended
-        self._give_up(seen, "its connection closed" + (f": {error}" if error else ""))
+            return  # its launcher reports when the process has ended
+        self._give_up(process, "its connection closed" + (f": {error}" if error else ""))
 
-    # ------------------------------------------------------------ what people see
+    # ------------------------------------------------------------ events and status
 
     def _happened(self, kind: str, text: str) -> None:
         number = self._events[-1].number + 1 if self._events else 1
         data: dict[str, Any] = {}
         if kind == "rescaling":
-            self._move = nothing_moved()
+            self._move_figures = nothing_moved()
             self._moved_since = time.monotonic()
         elif kind == "rescaled":
-            self._move["seconds"] = round(time.monotonic() - self._moved_since, 3)
-            data = dict(self._move)
+            self._move_figures["seconds"] = round(time.monotonic() - self._moved_since, 3)
+            data = dict(self._move_figures)
         elif kind == "snapshot-failed":
             data = {"snapshot": self.lifecycle.saving.number}
         elif kind == "snapshot":
             assert self.storekeeper is not None
             assert self.storekeeper.manifest is not None
-            data = told_of(self.storekeeper.manifest)
+            data = summary_of(self.storekeeper.manifest)
         event = Event(number, time.time(), kind, text, data)
         self._events.append(event)
         for watcher in list(self._watchers):
@@ -898,19 +914,19 @@ class Controller:
             epoch = coordinator.epochs[coordinator.moving]
         workers = []
         for worker, member in sorted(life.members.items()):
-            seen = self._seen.get((worker, member.incarnation))
+            process = self._processes.get((worker, member.incarnation))
             workers.append(
                 {
                     "worker": worker,
                     "incarnation": member.incarnation,
-                    "state": self._state_of(member, seen),
-                    "waits": seen.waits if seen else "",
-                    "pid": seen.who.get("pid") if seen else None,
-                    "machine": seen.who.get("machine") if seen else None,
-                    **(seen.metrics if seen else {}),
+                    "state": self._state_of(member, process),
+                    "waits": process.waits if process else "",
+                    "pid": process.who.get("pid") if process else None,
+                    "machine": process.who.get("machine") if process else None,
+                    **(process.metrics if process else {}),
                 }
             )
-        goal = self._goal()
+        goal = self._target_placement()
         return {
             "name": self.name,
             "flow": self.plan.flow,
@@ -922,7 +938,7 @@ class Controller:
             "goal": len(goal.workers),
             "pinned": {str(key): worker for key, worker in goal.keys},
             "moving": moving,
-            "progress": self._move if moving is None else progress(workers, moving, epoch),
+            "progress": self._move_figures if moving is None else progress(workers, moving, epoch),
             "stages": [stage.name for stage in self.plan.stages],
             "workers": workers,
             "failures": life.failed_times,
@@ -933,30 +949,30 @@ class Controller:
             "last_event": self.last_event,
         }
 
-    def _state_of(self, member: Member, seen: Seen | None) -> str:
+    def _state_of(self, member: Member, process: WorkerProcess | None) -> str:
         if member.leaving:
             return "leaving"
         if member.address is None:
-            pending = seen is not None and self.launcher.pending(seen.spec)
+            pending = process is not None and self.launcher.pending(process.spec)
             return "pending" if pending else "starting"
         if member.ended:
             return "ended"
         return "running" if member.ready else "starting"
 
 
-_there: weakref.WeakSet[Controller] = weakref.WeakSet()
+_controllers: weakref.WeakSet[Controller] = weakref.WeakSet()
 
 
-def _leave_all() -> None:
-    for controller in list(_there):
+def _leave_all_to_parent() -> None:
+    for controller in list(_controllers):
         controller.leave_to_parent()
 
 
-os.register_at_fork(after_in_child=_leave_all)
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def check_workers(workers: Any, most: int) -> None:
-    """Refuse a number of workers that cannot be."""
+    """Raise `WorkersError` for an invalid number of workers."""
     if isinstance(workers, bool) or not isinstance(workers, int):
         raise WorkersError(f"the number of workers is a whole number, not {workers!r}")
     if workers < 1:

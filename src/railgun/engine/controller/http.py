@@ -1,23 +1,24 @@
-"""The controller's HTTP API: JSON, in the controller's own event loop, on loopback, behind a token.
+"""Serve the controller's HTTP API: JSON, on loopback, protected by a token, in the controller's event loop.
 
-    GET  /status    what there is to know                 POST /scale     {"workers": 4}
-    GET  /events    what happens, as server-sent events   POST /pin       {"key": "ada", "worker": 2}
-    GET  /metrics   figures for Prometheus                POST /snapshot  take one now
+    GET  /status    the status of the job                 POST /scale     {"workers": 4}
+    GET  /events    events, as server-sent events         POST /pin       {"key": "ada", "worker": 2}
+    GET  /metrics   metrics for Prometheus                POST /snapshot  take one now
     GET  /health    200, or 503 if the flow failed        POST /stop      {"drain": true}, or nothing
-    GET  /snapshots what there are, and which failed      POST /abort     end at once
-    GET  /connectors  where programs push to, and what they have to know
-    GET  /state     ?step=, &key= as JSON or text: the state of a key; without a key, how many there are
+    GET  /snapshots committed and failed snapshots        POST /abort     end at once
+    GET  /connectors  where programs push records to, and the secrets they need
+    GET  /state     ?step=, &key= as JSON or text: the state of a key; without a key, the number of keys
 
 Rules:
 
-1. Whoever has not the job's token (`Authorization: Bearer …`) gets 401, and nothing else.
-2. What a client gets wrong is answered with 4xx and `{"error": {"kind", "message"}}`. Nothing a client sends ends the
-   controller: what is not foreseen is answered with 500, and the flow goes on.
-3. A POST is answered when the request is taken, not when it is done: `last_event` in the answer is the number of the
-   last event before it, so that its consequences are the events after that.
-4. `/events` tells past events after `Last-Event-ID` or `?after=`, then those to come, and about four times a second a
+1. A request without the job's token (`Authorization: Bearer …`) gets 401, and nothing else.
+2. Errors of the client are answered with 4xx and `{"error": {"kind", "message"}}`. No request can end the controller:
+   an unexpected error is answered with 500, and the flow goes on.
+3. A POST is answered when the request is accepted, not when it is done: `last_event` in the answer is the number of the
+   last event before it, so its consequences are the events after that.
+4. `/events` sends past events after `Last-Event-ID` or `?after=`, then new ones, and about four times a second a
    `status`; `end` is the last. A client that does not read is dropped: nothing waits for it, and nothing piles up.
-5. `/state` asks workers, which answer between two batches, `/snapshots` the store: neither holds up the controller.
+5. `/state` asks workers, which answer between two batches; `/snapshots` asks the store. Neither holds up the
+   controller.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from railgun.engine.snapshots.plain import from_json
 from railgun.errors import KeyTypeError, RailgunError
 from railgun.transport.http import Handler, HttpPort, answer, bears, figures, refusal
 
-STATUS_EVERY: Final = 0.25
-LISTENERS: Final = 64
-BEHIND: Final = 1_000  # events a listener may be behind
-SLOW: Final = 5.0  # seconds a listener may take to read what was sent
-LARGEST: Final = 64 << 10  # bytes of a request
+STATUS_EVERY_S: Final = 0.25
+MAX_LISTENERS: Final = 64
+MAX_EVENTS_BEHIND: Final = 1_000  # that a listener has not received yet
+WRITE_TIMEOUT_S: Final = 5.0  # for a listener to read what was sent
+MAX_REQUEST_BYTES: Final = 64 << 10
 
 
 class RequestError(RailgunError):
-    """A request that makes no sense, or comes at the wrong time."""
+    """A request is invalid, or comes at the wrong time."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -62,7 +63,7 @@ class RequestError(RailgunError):
 
 
 class Api(HttpPort):
-    """Serves one controller. Its coroutines run in the controller's loop."""
+    """The HTTP API of one controller. Its coroutines run in the controller's loop."""
 
     def __init__(
         self, controller: Controller, token: str, host: str = "127.0.0.1", port: int = 0
@@ -70,7 +71,7 @@ class Api(HttpPort):
         self.controller = controller
         self.token = token
         self._listeners: set[asyncio.Queue[Event | None]] = set()
-        app = web.Application(middlewares=[self._guarded], client_max_size=LARGEST)
+        app = web.Application(middlewares=[self._guarded], client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/status", self._status)
         app.router.add_get("/events", self._events)
         app.router.add_get("/metrics", self._metrics)
@@ -86,7 +87,7 @@ class Api(HttpPort):
         super().__init__(app, host, port)
 
     async def start(self) -> None:
-        """Listen; raises `ListenError` if that cannot be."""
+        """Listen for requests. Raises `ListenError` if the port cannot be opened."""
         try:
             await self.open()
         except OSError as error:
@@ -94,10 +95,10 @@ class Api(HttpPort):
                 f"the HTTP API cannot listen at {self.host}:{self.port}: {error.strerror}. "
                 "Give another port, or 0 for one that is free."
             ) from error
-        self.controller.watch(self._tell)
+        self.controller.watch(self._queue_event)
 
     async def close(self) -> None:
-        """Tell listeners the rest, and end."""
+        """Send listeners the remaining events, and close all connections."""
         for queue in self._listeners:
             with contextlib.suppress(asyncio.QueueFull):
                 queue.put_nowait(None)
@@ -113,7 +114,7 @@ class Api(HttpPort):
         except RequestError as error:
             return _refusal(error.status, error.kind, str(error))
         except web.HTTPException as error:
-            return _refusal(error.status, *_in_words(error, request))
+            return _refusal(error.status, *_describe(error, request))
         except (WorkersError, KeyTypeError) as error:
             return _refusal(400, "bad-request", str(error))
         except LifecycleError as error:
@@ -137,7 +138,7 @@ class Api(HttpPort):
                 401, "unauthorized", "this needs the job's token: Authorization: Bearer …"
             )
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ GET requests
 
     async def _status(self, request: web.Request) -> web.Response:
         return _answer(self.controller.status())
@@ -158,44 +159,48 @@ class Api(HttpPort):
 
     async def _state(self, request: web.Request) -> web.Response:
         inquiries = self.controller.inquiries
-        step, typed = request.query.get("step"), request.query.get("key")
+        step, key_text = request.query.get("step"), request.query.get("key")
         if step is None:
-            there = ", ".join(map(repr, inquiries.steps))
-            raise RequestError(400, "bad-request", f"say of which step; these have state: {there}")
-        if typed is None:
-            found = await inquiries.overview(step)
+            steps = ", ".join(map(repr, inquiries.steps))
+            raise RequestError(
+                400,
+                "bad-request",
+                f"the parameter step is missing; these steps have state: {steps}",
+            )
+        if key_text is None:
+            answers = await inquiries.overview(step)
             workers = [
                 {
-                    "worker": one.worker,
-                    "keys": one.keys,
-                    "samples": [_value(*s) for s in one.samples],
+                    "worker": answer.worker,
+                    "keys": answer.keys,
+                    "samples": [_value(*s) for s in answer.samples],
                 }
-                for one in found
+                for answer in answers
             ]
             return _answer(
-                {"step": step, "keys": sum(one.keys for one in found), "workers": workers}
+                {"step": step, "keys": sum(answer.keys for answer in answers), "workers": workers}
             )
         try:
-            key = key_typed(typed)
+            key = key_typed(key_text)
         except RecursionError as error:
-            raise RequestError(400, "bad-request", "a key is not nested so deep") from error
-        one = await inquiries.key(step, key)
-        state = {"state" if one.is_json else "repr": _value(one.text, one.is_json)}
-        more = {"timers": list(one.timers), "ended": one.ended}
-        return _answer({"step": step, "key": key, "worker": one.worker, **state, **more})
+            raise RequestError(400, "bad-request", "the key is nested too deeply") from error
+        saved = await inquiries.key(step, key)
+        state = {"state" if saved.is_json else "repr": _value(saved.text, saved.is_json)}
+        details = {"timers": list(saved.timers), "ended": saved.ended}
+        return _answer({"step": step, "key": key, "worker": saved.worker, **state, **details})
 
-    # ------------------------------------------------------------ ordering
+    # ------------------------------------------------------------ POST requests
 
     async def _scale(self, request: web.Request) -> web.Response:
         body = await _body(request, "workers")
-        return self._taken(lambda: self.controller.scale(body["workers"]))
+        return self._accept(lambda: self.controller.scale(body["workers"]))
 
     async def _pin(self, request: web.Request) -> web.Response:
         body = await _body(request, "key", "worker")
         worker = body["worker"]
         if isinstance(worker, bool) or not isinstance(worker, int):
             raise RequestError(400, "bad-request", f"a worker is a whole number, not {worker!r}")
-        return self._taken(lambda: self.controller.pin(key_in(body["key"]), worker))
+        return self._accept(lambda: self.controller.pin(key_in(body["key"]), worker))
 
     async def _stop(self, request: web.Request) -> web.Response:
         body = await _body(request) if request.can_read_body else {}
@@ -204,34 +209,34 @@ class Api(HttpPort):
             raise RequestError(400, "bad-request", f"drain is true or false, not {drain!r}")
         self._check_not_over("stopped")
         life = self.controller.lifecycle
-        return self._taken(lambda: self.controller.stop(drain=drain), lambda: {"how": life.how})
+        return self._accept(lambda: self.controller.stop(drain=drain), lambda: {"how": life.how})
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         last_event = self.controller.last_event
         before = self.controller.snapshot()
-        told = {"after": before, "last_event": last_event, "status": self.controller.status()}
-        return _answer(told, 202)
+        body = {"after": before, "last_event": last_event, "status": self.controller.status()}
+        return _answer(body, 202)
 
     async def _abort(self, request: web.Request) -> web.Response:
         self._check_not_over("aborted")
-        return self._taken(lambda: self.controller.abort("aborted by request"))
+        return self._accept(lambda: self.controller.abort("aborted by request"))
 
-    def _check_not_over(self, what: str) -> None:
+    def _check_not_over(self, action: str) -> None:
         life = self.controller.lifecycle
         if life.over:
-            raise LifecycleError(f"the flow is {life.state_text}: it cannot be {what}")
+            raise LifecycleError(f"the flow is {life.state_text}: it cannot be {action}")
 
-    def _taken(
+    def _accept(
         self, order: Callable[[], None], more: Callable[[], dict[str, Any]] = dict
     ) -> web.Response:
         before = self.controller.status()["last_event"]
         order()
-        told = {"last_event": before, "status": self.controller.status(), **more()}
-        return _answer(told, 202)
+        body = {"last_event": before, "status": self.controller.status(), **more()}
+        return _answer(body, 202)
 
-    # ------------------------------------------------------------ listening
+    # ------------------------------------------------------------ events
 
-    def _tell(self, event: Event) -> None:
+    def _queue_event(self, event: Event) -> None:
         for queue in list(self._listeners):
             try:
                 queue.put_nowait(event)
@@ -240,21 +245,21 @@ class Api(HttpPort):
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         after = _number(request)
-        if len(self._listeners) >= LISTENERS:
-            raise RequestError(503, "busy", f"there are {LISTENERS} listeners already")
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise RequestError(503, "busy", f"there are {MAX_LISTENERS} listeners already")
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
         response.force_close()
-        queue: asyncio.Queue[Event | None] = asyncio.Queue(BEHIND)
-        past = self.controller.events(after)
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(MAX_EVENTS_BEHIND)
+        past_events = self.controller.events(after)
         self._listeners.add(queue)
         try:
             await response.prepare(request)
-            # Without this a listener that does not read would only be noticed after megabytes.
+            # Without this limit a listener that does not read would be noticed only after megabytes.
             if request.transport is not None:
-                request.transport.set_write_buffer_limits(high=LARGEST)
-            for event in past:
+                request.transport.set_write_buffer_limits(high=MAX_REQUEST_BYTES)
+            for event in past_events:
                 await _write(response, _event(event))
             await self._follow(response, queue)
         except (TimeoutError, ConnectionError):
@@ -276,7 +281,7 @@ class Api(HttpPort):
             except TimeoutError:
                 if not queue.empty():
                     continue  # a status never overtakes the events that led to it
-                due = loop.time() + STATUS_EVERY
+                due = loop.time() + STATUS_EVERY_S
                 await _write(response, _sse("status", self.controller.status()))
                 if not self.controller.over or not queue.empty():
                     continue
@@ -288,7 +293,7 @@ class Api(HttpPort):
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
-    async with asyncio.timeout(SLOW):
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
         await response.write(data)
 
 
@@ -301,11 +306,11 @@ def _sse(kind: str, data: Any) -> bytes:
 
 
 def _number(request: web.Request) -> int:
-    """The number of the event after which a listener wants to hear."""
-    told = request.query.get("after") or request.headers.get("Last-Event-ID") or "0"
-    if not (told.isascii() and told.isdigit() and len(told) < 19):
-        raise RequestError(400, "bad-request", f"an event's number is expected, not {told!r}")
-    return int(told)
+    """Return the number of the event after which a listener wants events."""
+    text = request.query.get("after") or request.headers.get("Last-Event-ID") or "0"
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise RequestError(400, "bad-request", f"an event's number is expected, not {text!r}")
+    return int(text)
 
 
 def _value(text: str, is_json: bool) -> Any:
@@ -318,21 +323,21 @@ async def _body(request: web.Request, *fields: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RequestError(400, "bad-json", f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise RequestError(400, "bad-request", "the request is to be a JSON object")
+        raise RequestError(400, "bad-request", "the request must be a JSON object")
     missing = [field for field in fields if field not in body]
     if missing:
         raise RequestError(400, "bad-request", f"the request has no {missing[0]!r}")
     return body
 
 
-def _in_words(error: web.HTTPException, request: web.Request) -> tuple[str, str]:
+def _describe(error: web.HTTPException, request: web.Request) -> tuple[str, str]:
     match error.status:
         case 404:
             return "not-found", f"there is nothing at {request.path}"
         case 405:
             return "method", f"{request.path} does not answer to {request.method}"
         case 413:
-            return "too-large", f"a request has at most {LARGEST} bytes"
+            return "too-large", f"a request has at most {MAX_REQUEST_BYTES} bytes"
     return "http", error.reason
 
 

@@ -1,7 +1,7 @@
-"""The streams that connectors push, over all workers: one registry (`engine.protocol.ingest`) for each source of them.
+"""Track the streams that connectors push, over all workers: one registry (`engine.protocol.ingest`) for each source.
 
-Part of the ledger: it goes along with generations, snapshots and workers as they come and leave. With the position of a
-stream goes how far time has come in it (`reached`): which of its messages are late is the same whoever receives them.
+This is part of the ledger: it follows generations, snapshots, and workers that join and leave. With the position of a
+stream it keeps the stream's watermark (`reached`), so that the same messages are late whichever worker receives them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from railgun.engine.worker import control_messages as control
 from railgun.flows.plan import Plan
 
 ByStream: TypeAlias = dict[str, dict[str, int]]
-"""By step and stream: its position, or how far time has come in it."""
+"""By step and stream: its position, or its watermark."""
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Feeds:
-    """All streams of a job."""
+    """The streams of a job that connectors push."""
 
     def __init__(self, plan: Plan) -> None:
         self.registries = {step: Registry() for step in plan.pushed}
         self._reached: ByStream = {step: {} for step in plan.pushed}
-        """Of streams that no worker has, and of others when they were granted."""
+        """Watermarks: present ones of streams that no worker has, of others those at the time they were granted."""
 
     def go_back(self, generation: int, begun: Manifest | None, members: Iterable[Owner]) -> None:
-        """Begin a generation with what a snapshot holds; None: with nothing."""
+        """Begin a generation with the streams of a snapshot; None: with no streams."""
         owners = list(members)
         for step, registry in self.registries.items():
             registry.go_back(
@@ -42,17 +42,17 @@ class Feeds:
             self._reached[step] = {} if begun is None else dict(begun.reached.get(step, {}))
 
     def joined(self, owner: Owner) -> None:
-        """A worker takes part."""
+        """Add a worker to all registries."""
         for registry in self.registries.values():
             registry.joined(owner)
 
     def left(self, owner: Owner, report: o.Farewell) -> None:
-        """A worker is gone; what it saw."""
-        seen, reached = dict(report.streams), dict(report.reached)
+        """Remove a worker, and keep the positions and watermarks of its last report."""
+        positions, reached = dict(report.streams), dict(report.reached)
         for step, registry in self.registries.items():
             for stream in self._owned(registry, owner):
                 self._note(step, stream, reached.get(step, {}).get(stream, MIN))
-            registry.left(owner, report.generation, seen.get(step, {}))
+            registry.left(owner, report.generation, positions.get(step, {}))
 
     @staticmethod
     def _owned(registry: Registry, owner: Owner) -> list[str]:
@@ -63,28 +63,37 @@ class Feeds:
         ]
 
     def _note(self, step: str, stream: str, reached: int) -> None:
-        """Remember how far time has come in a stream; it never goes back within a generation."""
+        """Remember the watermark of a stream; it never goes back within a generation."""
         if reached > self._reached[step].get(stream, MIN):
             self._reached[step][stream] = reached
 
     def heard(
         self, owner: Owner, report: control.Asked | control.Relinquished
     ) -> tuple[list[tuple[Worker, control.Streams]], bool]:
-        """A worker asks for a stream, or gives one back: what to say to whom, and whether a snapshot should be soon."""
+        """Handle a worker's request for a stream, or its return of one.
+
+        Return the answers to send, by worker, and whether a snapshot should be taken soon.
+        """
         registry = self.registries[report.step]
         if isinstance(report, control.Relinquished):
-            known = registry.streams.get(report.stream)
-            if not isinstance(known, Active) or known.owner != owner:
+            stream = registry.streams.get(report.stream)
+            if not isinstance(stream, Active) or stream.owner != owner:
                 _LOG.info("worker %s gives back %r, which it does not have", owner, report.stream)
             elif report.generation == registry.generation:
                 self._note(report.step, report.stream, report.reached)
             registry.relinquish(owner, report.generation, report.stream, report.por)
             return [], False
-        told = registry.notify(owner, report.generation, report.stream, report.session)
-        hasten = any(isinstance(command, Hasten) for command in told)
-        return [self._said(report, one) for one in told if not isinstance(one, Hasten)], hasten
+        commands = registry.notify(owner, report.generation, report.stream, report.session)
+        hasten = any(isinstance(command, Hasten) for command in commands)
+        return [
+            self._answer_of(report, command)
+            for command in commands
+            if not isinstance(command, Hasten)
+        ], hasten
 
-    def _said(self, report: control.Asked, command: FromRegistry) -> tuple[Worker, control.Streams]:
+    def _answer_of(
+        self, report: control.Asked, command: FromRegistry
+    ) -> tuple[Worker, control.Streams]:
         where = report.generation, report.step
         match command:
             case Grant((worker, _), stream, session, por):
@@ -97,24 +106,30 @@ class Feeds:
         raise AssertionError(command)
 
     def snapshot(self, number: int, reports: Mapping[Owner, o.Saved]) -> tuple[ByStream, ByStream]:
-        """Return the positions and the reached times of all streams for a snapshot, from the reports of the workers."""
+        """Return the positions and the watermarks of all streams for a snapshot, from the reports of the workers."""
         positions: ByStream = {}
         reached: ByStream = {}
         for step, registry in self.registries.items():
-            recorded = {owner: dict(told.streams).get(step, {}) for owner, told in reports.items()}
+            recorded = {
+                owner: dict(report.streams).get(step, {}) for owner, report in reports.items()
+            }
             times = dict(self._reached[step])
-            for owner, told in reports.items():
-                here = dict(told.reached).get(step, {})
-                times |= {name: here[name] for name in self._owned(registry, owner) if name in here}
+            for owner, report in reports.items():
+                reported = dict(report.reached).get(step, {})
+                times |= {
+                    name: reported[name]
+                    for name in self._owned(registry, owner)
+                    if name in reported
+                }
             positions[step] = registry.snapshot(number, recorded)
             reached[step] = {name: at for name, at in times.items() if name in positions[step]}
         return positions, reached
 
     def committed(self, number: int) -> None:
-        """A snapshot is committed."""
+        """Tell all registries that a snapshot is committed."""
         for registry in self.registries.values():
             registry.committed(number)
 
     def status(self) -> dict[str, int]:
-        """How many streams there are, by step."""
+        """Return the number of streams of each step."""
         return {step: len(registry.streams) for step, registry in self.registries.items()}

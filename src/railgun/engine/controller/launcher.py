@@ -1,4 +1,4 @@
-"""How the controller starts and ends workers: the interface behind which Spark is."""
+"""Define how the controller starts and ends workers (`Launcher`), so that it does not depend on Spark."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ Ended = Callable[[WorkerSpec, str | None], None]
 
 
 class Launcher(Protocol):
-    """Starts and ends worker processes; the controller owns when."""
+    """Starts and ends worker processes when the controller says so."""
 
     def refuse(self, workers: int) -> None:
-        """Raise a `RailgunError` if so many workers can never run at a time; a cluster may grow."""
+        """Raise a `RailgunError` if so many workers can never run at once; a cluster may grow."""
         ...
 
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
-        """Start a worker.
+        """Start the worker that `spec` describes.
 
-        `ended(spec, error)` is called from any thread, exactly once, when it is certain to have ended or could not
-        start; without an error it ended of its own accord.
+        `ended(spec, error)` is called from any thread, exactly once, when the process has certainly ended or could not
+        start. `error` is None if the process ended by itself, without an error.
         """
         ...
 
     def cancel(self, spec: WorkerSpec) -> None:
-        """End a worker by force (it hangs, or is not wanted): safe to call at any time."""
+        """End a worker by force, because it hangs or is not needed. This is safe to call at any time."""
         ...
 
     def pending(self, spec: WorkerSpec) -> bool:
-        """Whether it waits for a slot on the cluster."""
+        """Return whether the worker waits for a slot of the cluster."""
         ...
 
     def close(self) -> None:
-        """End all workers; no process is left."""
+        """End all workers, and wait until no process is left."""
         ...

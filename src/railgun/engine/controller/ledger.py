@@ -1,9 +1,9 @@
-"""What goes along with the orders of the lifecycle machine and the reports of workers: snapshots and collected items.
+"""Add data to the lifecycle machine's orders and take data out of workers' reports: snapshots and collected items.
 
-The machine knows numbers: it orders workers to start with snapshot 7, and hears that they have saved it. The *ledger*
-adds what is in it: with `Start` goes the list of files to load, with `Settled` the output that one worker commits
-for others; what a worker saved goes to the storekeeper, what it collected to the items. It has no sockets and no
-threads: the controller uses it, and so does the simulation of one.
+The machine knows only numbers: it orders workers to start with snapshot 7, and learns that they have saved it. The
+*ledger* adds the content: to `Start` the list of files to load, to `Settled` the output that one worker commits for
+others. What a worker saved goes to the storekeeper, what it collected to the items. The ledger has no sockets and no
+threads: the controller uses it, and so do simulations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from railgun.transport.columns import CannotUnpickleError, decode_column
 
 
 class Ledger:
-    """The books of one job."""
+    """The snapshots, collected items and connector streams of one job."""
 
     def __init__(self, life: Lifecycle, keeper: Storekeeper | None, plan: Plan) -> None:
         self.life = life
@@ -37,7 +37,9 @@ class Ledger:
         self._together = plan.commits_together
 
     def sent(self, worker: Worker, order: o.WorkerOrder) -> Iterator[o.WorkerOrder | control.Load]:
-        """The machine has an order for a worker: what is to be sent, which may be gone before it arrives."""
+        """Yield the messages to send for an order of the machine. Call this when sending; the worker may be gone
+        already.
+        """
         coordinator = self.life.coordinator
         if isinstance(order, o.Start):
             if order.generation != self.started:
@@ -45,10 +47,10 @@ class Ledger:
                 self.collected.go_back(order.snapshot)
                 if self.keeper is not None:
                     self.keeper.new_generation(order.generation)
-                begun = (
+                manifest = (
                     None if self.keeper is None or order.snapshot is None else self.keeper.manifest
                 )
-                self.feeds.go_back(order.generation, begun, map(self.owner, order.members))
+                self.feeds.go_back(order.generation, manifest, map(self.owner, order.members))
             elif coordinator is not None:
                 self.collected.join(worker, coordinator.snapshot)
                 self.feeds.joined(self.owner(worker))
@@ -62,7 +64,7 @@ class Ledger:
         yield order
 
     def owner(self, worker: Worker) -> Owner:
-        """A worker's present process."""
+        """Return the identity of a worker's present process."""
         return worker, self.life.members[worker].incarnation
 
     def keep(
@@ -71,7 +73,10 @@ class Ledger:
         soon: Callable[[Callable[[], list[o.Order]]], None],
         now: Callable[[], int],
     ) -> None:
-        """Let the storekeeper do it; `soon` is called when it is done, by any thread, with how to tell the machine."""
+        """Let the storekeeper carry out an order.
+
+        When it is done, any thread calls `soon` with a function that tells the machine and returns its orders.
+        """
         assert self.keeper is not None
 
         def done(error: str) -> None:
@@ -105,7 +110,7 @@ class Ledger:
     def heard(
         self, worker: Worker, report: o.WorkerReport | control.Items | control.Mark
     ) -> o.WorkerReport | None:
-        """A worker reports: put down what is for the books, and give what the machine is to hear."""
+        """Record the data in a worker's report. Return the report that the machine is to receive, or None."""
         current = report.generation == self.life.generation
         match report:
             case control.Items(generation, stage, step, data, rows):
@@ -113,8 +118,8 @@ class Ledger:
                     try:
                         items = decode_column(data, rows)
                     except CannotUnpickleError as error:
-                        told = UncollectableError(step, "", "", "", str(error))
-                        return o.Failed(generation, str(told), final=True, step=step)
+                        collect_error = UncollectableError(step, "", "", "", str(error))
+                        return o.Failed(generation, str(collect_error), final=True, step=step)
                     self.collected.add((worker, stage), step, items)
                 return None
             case control.Mark(_, stage, step, snapshot):

@@ -1,15 +1,15 @@
-"""What lies in a directory of snapshots: whose they are, and the state that is in them. For people, and for `--from`.
+"""Find snapshots in a directory and read the state in them, for people and for `--from`.
 
-A directory of snapshots has one directory for each job that saved there, by its name. Whoever names one may mean
-either: the directory of all of them, or that of one job.
+A directory of snapshots has one subdirectory for each job that saved there, by its name. Users may name either: the
+directory of all jobs, or that of one job.
 
 The state of a step is in several files, of a full snapshot and of the increments since. Rules:
 
-1. For a key the row of the newest snapshot that has one counts; it may say that the key is deleted. Within one
-   snapshot a key may be saved as deleted by a worker it had left, and as alive by another: then it lives.
-2. Keys are told apart by their hashes.
-3. Nothing is unpickled but what is asked for. What cannot be unpickled here, for its class is not to be found, is
-   still counted, and shown as what it is.
+1. For a key the row of the newest snapshot that has one is valid; it may say that the key is deleted. Within one
+   snapshot a key may be saved as deleted by its former worker and as alive by its present one: then it is alive.
+2. Keys are compared by their hashes.
+3. Only the requested values are unpickled. A value that cannot be unpickled here, because its class is missing, is
+   still counted, and shown as unreadable.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from railgun.engine.snapshots.errors import DamagedError, SnapshotError
 from railgun.engine.snapshots.manifest import Manifest, Part
@@ -34,8 +32,17 @@ from railgun.engine.snapshots.plain import from_json
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.errors import ExitCode
 from railgun.hashing import Hashes, key_hash
+from railgun.lazy import LazyModule
 from railgun.storage.errors import MissingError
 from railgun.storage.object_store import open_disk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:  # of an extra, and slow to import: when they are needed
+    pa = LazyModule("pyarrow")
+    pq = LazyModule("pyarrow.parquet")
+
 
 _COLUMNS: Final = [
     "hash",
@@ -47,61 +54,62 @@ _COLUMNS: Final = [
     "deleted",
     "version",
 ]
-_OF_A_JOB: Final = re.compile(r"(?:(.+)/)?(?:manifests|attempts)/\d{12,18}\.json")
+_JOB_FILE: Final = re.compile(r"(?:(.+)/)?(?:manifests|attempts)/\d{12,18}\.json")
 
 
 class NoSnapshotsError(SnapshotError):
-    """There are no snapshots where they were looked for."""
+    """The given place has no snapshots."""
 
     exit_code = ExitCode.USAGE
     kind = "no-snapshot"
 
 
 def absolute(url: str) -> str:
-    """A path as it is from everywhere; a URL as it is."""
+    """Return a path as an absolute path, and a URL unchanged."""
     return url if "://" in url else os.path.abspath(url)
 
 
 def find_store(url: str, job: str | None = None) -> tuple[str, SnapshotStore]:
-    """The snapshots of a job in a directory, with the URL of the directory of all jobs.
+    """Return the snapshots of a job, after the URL of the directory of all jobs.
 
-    `url` may also be the job's own directory. Without a name it is the one job that has snapshots there.
+    `url`: that directory, or the job's own. `job`: the name of the job; None for the only job that has snapshots there.
+    Raises `NoSnapshotsError`.
     """
     url = absolute(url).rstrip("/")
     if "://" not in url and not os.path.isdir(url):
         raise NoSnapshotsError(f"there is no directory {url}")
     jobs = jobs_in(url)
     if "" in jobs:  # the directory of one job
-        above, _, name = url.rpartition("/")
-        found = unquote(name)
-        if job not in (None, found):
+        parent, _, name = url.rpartition("/")
+        job_name = unquote(name)
+        if job not in (None, job_name):
             raise NoSnapshotsError(
-                f"{url} has the snapshots of {found!r}, not of {job!r}. Snapshots go with the name of a job"
+                f"{url} has the snapshots of {job_name!r}, not of {job!r}. Snapshots go with the name of a job"
             )
-        return above, SnapshotStore(above, found)
+        return parent, SnapshotStore(parent, job_name)
     if not jobs:
         raise NoSnapshotsError(f"there are no snapshots in {url}")
-    there = ", ".join(map(repr, jobs))
+    job_names = ", ".join(map(repr, jobs))
     if job is None and len(jobs) > 1:
-        raise NoSnapshotsError(f"{url} has the snapshots of {there}: name one of them")
+        raise NoSnapshotsError(f"{url} has the snapshots of {job_names}: name one of them")
     if job is not None and job not in jobs:
         raise NoSnapshotsError(
-            f"{url} has no snapshots of {job!r}; it has those of {there}. Snapshots go with the name of a job"
+            f"{url} has no snapshots of {job!r}; it has those of {job_names}. Snapshots go with the name of a job"
         )
     return url, SnapshotStore(url, job or jobs[0])
 
 
 def jobs_in(url: str) -> list[str]:
-    """The jobs that have snapshots in a directory; the empty name, if it is the directory of one."""
-    found = (_OF_A_JOB.fullmatch(name) for name in open_disk(url).list(""))
-    names = dict.fromkeys(match[1] or "" for match in found if match)
+    """Return the jobs that have snapshots in a directory; the empty name stands for the directory of one job."""
+    matches = (_JOB_FILE.fullmatch(name) for name in open_disk(url).list(""))
+    names = dict.fromkeys(match[1] or "" for match in matches if match)
     return [unquote(name) for name in names if "/" not in name]
 
 
-def told_attempts(store: SnapshotStore) -> list[dict[str, Any]]:
-    """What became of each snapshot, newest first, as plain data; `kept` says whether it is still there."""
+def attempts_as_dicts(store: SnapshotStore) -> list[dict[str, Any]]:
+    """Return how each snapshot ended, newest first, as plain data; `kept` says whether it still exists."""
     kept = {manifest.snapshot for manifest in store.manifests([])}
-    return [asdict(one) | {"kept": one.snapshot in kept} for one in store.attempts()]
+    return [asdict(attempt) | {"kept": attempt.snapshot in kept} for attempt in store.attempts()]
 
 
 # ---------------------------------------------------------------- state
@@ -109,14 +117,14 @@ def told_attempts(store: SnapshotStore) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is saved of a key."""
+    """The saved state of a key."""
 
     key: Any
-    """Text if it is text; of others, what JSON makes of them, or how Python shows them."""
+    """The key if it is text; otherwise the key as JSON would read it, or as Python shows it."""
     state: Any
-    """The state itself, or a `Sealed` one."""
+    """The state, or `Sealed` if it cannot be unpickled."""
     snapshot: int
-    """The one that saved it."""
+    """The number of the snapshot that saved it."""
     worker: int
     version: int
     ended: bool
@@ -124,7 +132,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A state that cannot be made again here."""
+    """A state that cannot be unpickled here."""
 
     size: int
     why: str
@@ -142,48 +150,48 @@ class SavedState:
         self.step = step
         steps = steps_in(manifest)
         if step not in steps:
-            there = ", ".join(map(repr, steps)) or "none"
+            step_names = ", ".join(map(repr, steps)) or "none"
             raise MissingError(
-                f"snapshot {manifest.snapshot} has no state of a step {step!r}; it has that of {there}"
+                f"snapshot {manifest.snapshot} has no state of a step {step!r}; it has that of {step_names}"
             )
         self._parts = [part for part in manifest.parts if part.step == step]
 
     def count(self) -> dict[int, int]:
-        """How many keys there are, by the worker that saved them."""
+        """Return the number of keys, by the worker that saved them."""
         counts: dict[int, int] = {}
         for part, table in self._tables(["hash", "deleted"]):
             counts[part.worker] = counts.get(part.worker, 0) + len(table)
         return dict(sorted(counts.items()))
 
     def get(self, key: Any) -> Row | None:
-        """What is saved of a key; None if nothing is."""
+        """Return what is saved of a key, or None."""
         number = np.uint64(key_hash(key))
         for part, table in self._tables(_COLUMNS):
-            mine = _hashes(table) == number
-            for row in _rows(part, table.filter(pa.array(mine))):
+            is_key = _hashes(table) == number
+            for row in _rows(part, table.filter(pa.array(is_key))):
                 return row
         return None
 
     def rows(self) -> Iterator[Row]:
-        """Everything, the latest first."""
+        """Yield all rows, the newest first."""
         for part, table in self._tables(_COLUMNS):
             yield from _rows(part, table)
 
     def _tables(self, columns: list[str]) -> Iterator[tuple[Part, pa.Table]]:
-        """The rows that count, file by file, newest snapshot first."""
+        """Yield the valid rows, file by file, newest snapshot first."""
         newest_first = sorted(self._parts, key=attrgetter("snapshot"), reverse=True)
         seen: Hashes = np.empty(0, dtype=np.uint64)
         for _, group in groupby(newest_first, key=attrgetter("snapshot")):
-            here = [seen]
+            group_hashes = [seen]
             for part in group:
                 table = self._read(part, columns)
                 hashes = _hashes(table)
-                gone = table["deleted"].to_numpy()
-                counts = ~gone & ~np.isin(hashes, seen)
-                here.append(hashes)
-                if counts.any():
-                    yield part, table.filter(pa.array(counts))
-            seen = np.unique(np.concatenate(here))
+                deleted = table["deleted"].to_numpy()
+                valid = ~deleted & ~np.isin(hashes, seen)
+                group_hashes.append(hashes)
+                if valid.any():
+                    yield part, table.filter(pa.array(valid))
+            seen = np.unique(np.concatenate(group_hashes))
 
     def _read(self, part: Part, columns: list[str]) -> pa.Table:
         data = self.store.read_part(part)
@@ -194,7 +202,7 @@ class SavedState:
 
 
 def steps_in(manifest: Manifest) -> list[str]:
-    """The steps that have state in a snapshot."""
+    """Return the steps that have state in a snapshot."""
     kinds = [step.name for step in manifest.steps if step.kind != "sink"]
     return list(dict.fromkeys([*kinds, *(part.step for part in manifest.parts)]))
 

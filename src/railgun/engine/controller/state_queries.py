@@ -1,14 +1,14 @@
-"""Inquiries: what is the state of a key, now? Workers are asked while they work, and answer between two batches.
+"""Answer queries for the state of a key: workers are asked while they work, and answer between two batches.
 
 Rules:
 
-1. A key is at the worker its placement gives it to. While keys move it may be at its old owner, at its new one, or on
-   the way between them: then all workers are asked, and if none has it they are asked again.
-2. That a key has no state is said at once if nothing moved while it was looked for; else when it was not found for as
-   long as `MOVING`, much longer than a key is on the way.
-3. Who does not answer within `PATIENCE` is busy in a user's function, or frozen. Nothing waits for it but the question.
-4. Nothing that is asked can harm a worker: keys travel as bytes that are opened with care
-   (`engine.worker.state_queries`).
+1. A key is on the worker that its placement assigns it to. While keys move it may be on its old owner, on its new one,
+   or in transit: then all workers are asked, and asked again if none has it.
+2. That a key has no state is answered at once if nothing moved during the search; otherwise if it was not found for
+   `MOVING_TIMEOUT_S`, much longer than a key is in transit.
+3. A worker that does not answer within `ANSWER_TIMEOUT_S` is busy in a user's function, or frozen. Only the query waits
+   for it.
+4. No query can harm a worker: keys travel as bytes that are unpickled with care (`engine.worker.state_queries`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from railgun.flows.plan import Plan
 from railgun.hashing import key_hash
 from railgun.transport.pickling import dumps
 
-PATIENCE: Final = 5.0
-MOVING: Final = 1.0
-PAUSE: Final = 0.02
-AT_ONCE: Final = 64  # questions
-SAMPLES: Final = 5
+ANSWER_TIMEOUT_S: Final = 5.0
+MOVING_TIMEOUT_S: Final = 1.0
+RETRY_PAUSE_S: Final = 0.02
+MAX_QUERIES: Final = 64  # at once
+SAMPLE_KEYS: Final = 5
 STATEFUL: Final = ("source", "stateful_map", "reduce", "stateful")
 
 
 class NoStepError(RailgunError):
-    """There is no step of this name that has state."""
+    """The flow has no step of this name that has state."""
 
 
 class NoKeyError(RailgunError, LookupError):
@@ -45,19 +45,19 @@ class NoKeyError(RailgunError, LookupError):
 
 
 class NoAnswerError(RailgunError):
-    """A worker has not answered, or cannot."""
+    """A worker did not answer, or cannot."""
 
 
 class BusyError(RailgunError):
-    """There are too many questions at once."""
+    """Too many queries run at once."""
 
 
 Ask = Callable[[Worker, control.Look], bool]
-"""Send a question to a worker; False if it cannot be reached."""
+"""Send a query to a worker; return False if it cannot be reached."""
 
 
 class Inquiries:
-    """Asks the workers of one flow. Its coroutines run in the controller's loop."""
+    """Queries the state of one flow's workers. Its coroutines run in the controller's loop."""
 
     def __init__(self, plan: Plan, lifecycle: Lifecycle, ask: Ask) -> None:
         self.life = lifecycle
@@ -73,73 +73,76 @@ class Inquiries:
         self._asking = 0
 
     async def key(self, step: str, key: Any, *, whole: bool = False) -> control.Found:
-        """The state of a key: for people, or the `whole` of it."""
+        """Return the state of a key: as text for people, or with `whole` pickled.
+
+        Raises `NoKeyError`, `NoStepError`, `NoAnswerError` and `BusyError`.
+        """
         self.check(step)
         number, pickled = key_hash(key), dumps(key)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        with self._one_more():
+        with self._counted():
             while True:
-                before = self._stands()
+                before = self._placement_version()
                 answers = await self._round(
-                    self._who_may_have(number),
+                    self._possible_owners(number),
                     lambda n: control.Look(n, step, pickled, whole),
-                    began + PATIENCE - loop.time(),
+                    began + ANSWER_TIMEOUT_S - loop.time(),
                 )
                 for answer in answers:
                     if answer.error:
                         raise NoAnswerError(answer.error)
                     if answer.found:
                         return answer
-                all_looked = bool(answers) and all(answer.ready for answer in answers)
-                still = before is not None and before == self._stands()
-                if all_looked and (still or loop.time() - began > MOVING):
+                all_ready = bool(answers) and all(answer.ready for answer in answers)
+                unchanged = before is not None and before == self._placement_version()
+                if all_ready and (unchanged or loop.time() - began > MOVING_TIMEOUT_S):
                     raise NoKeyError(f"step {step!r} has no state of the key {key!r}")
-                if loop.time() - began > PATIENCE:
+                if loop.time() - began > ANSWER_TIMEOUT_S:
                     raise NoAnswerError(
                         f"the flow is {self.life.shown}: there is no state to look at now"
                     )
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def overview(self, step: str, samples: int = SAMPLES) -> list[control.Found]:
-        """How many keys a step has on each worker, and a few of them."""
+    async def overview(self, step: str, samples: int = SAMPLE_KEYS) -> list[control.Found]:
+        """Return the number of keys that a step has on each worker, with up to `samples` of the keys."""
         self.check(step)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        with self._one_more():
+        with self._counted():
             while True:
                 answers = await self._round(
                     self._all(),
                     lambda n: control.Look(n, step, samples=samples),
-                    began + PATIENCE - loop.time(),
+                    began + ANSWER_TIMEOUT_S - loop.time(),
                 )
                 for answer in answers:
                     if answer.error:
                         raise NoAnswerError(answer.error)
                 if answers and all(answer.ready for answer in answers):
                     return sorted(answers, key=lambda answer: answer.worker)
-                if loop.time() - began > PATIENCE:
+                if loop.time() - began > ANSWER_TIMEOUT_S:
                     raise NoAnswerError(
                         f"the flow is {self.life.shown}: there is no state to look at now"
                     )
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     def answered(self, answer: control.Found) -> None:
-        """A worker has answered."""
+        """Accept the answer of a worker."""
         _, future = self._open.get(answer.number, (None, None))
         if future is not None and not future.done():
             future.set_result(answer)
 
     def lost(self, worker: Worker) -> None:
-        """A worker is gone: nobody waits for its answers."""
+        """Answer all open queries to a worker that is lost."""
         for number, (asked, future) in self._open.items():
             if asked == worker and not future.done():
                 future.set_result(control.Found(number, worker, ready=False))
 
-    # ------------------------------------------------------------ whom to ask
+    # ------------------------------------------------------------ which workers to ask
 
     def check(self, step: str) -> None:
-        """Refuse to look for a step that has no state, or at a flow that has ended."""
+        """Raise `NoStepError` if the step has no state, or `LifecycleError` if the flow has ended."""
         if step not in self.steps:
             raise NoStepError(
                 f"there is no step {step!r} with state; these have some: "
@@ -155,15 +158,15 @@ class Inquiries:
                 f"the flow is {self.life.state_text}: it has no state any more{where}"
             )
 
-    def _stands(self) -> object:
-        """Something that changes whenever keys may have moved; None while they do."""
+    def _placement_version(self) -> object:
+        """Return a value that changes whenever keys may have moved; None while keys move."""
         coordinator = self.life.coordinator
         if coordinator is None or coordinator.target is not None:
             return None
         return self.life.generation, tuple(coordinator.epochs)
 
-    def _who_may_have(self, number: int) -> Sequence[Worker]:
-        if self._stands() is None:
+    def _possible_owners(self, number: int) -> Sequence[Worker]:
+        if self._placement_version() is None:
             return self._all()
         owner = self.life.placement.owner(number)
         return [owner] if owner in self.life.members else []
@@ -176,9 +179,9 @@ class Inquiries:
     # ------------------------------------------------------------ asking
 
     async def _round(
-        self, workers: Sequence[Worker], look: Callable[[int], control.Look], patience: float
+        self, workers: Sequence[Worker], look: Callable[[int], control.Look], timeout_s: float
     ) -> list[control.Found]:
-        """Ask these workers, and wait for all of them."""
+        """Ask these workers, and return all their answers. Raises `NoAnswerError` after `timeout_s`."""
         self._check_alive()
         loop = asyncio.get_running_loop()
         futures: dict[int, asyncio.Future[control.Found]] = {}
@@ -191,12 +194,12 @@ class Inquiries:
                 if not self._ask(worker, look(self._number)):
                     future.set_result(control.Found(self._number, worker, ready=False))
             if futures:
-                _, silent = await asyncio.wait(futures.values(), timeout=max(0.1, patience))
+                _, silent = await asyncio.wait(futures.values(), timeout=max(0.1, timeout_s))
                 if silent:
                     first = next(number for number, f in futures.items() if f in silent)
                     raise NoAnswerError(
-                        f"worker {self._open[first][0]} has not answered within {PATIENCE:.0f} s: it is busy in a "
-                        "function, or frozen. Try again."
+                        f"worker {self._open[first][0]} has not answered within {ANSWER_TIMEOUT_S:.0f} s: "
+                        "it is busy in a function, or frozen. Try again."
                     )
             return [future.result() for future in futures.values()]
         finally:
@@ -204,9 +207,9 @@ class Inquiries:
                 del self._open[number]
 
     @contextmanager
-    def _one_more(self) -> Iterator[None]:
-        if self._asking >= AT_ONCE:
-            raise BusyError(f"there are {AT_ONCE} questions at once already")
+    def _counted(self) -> Iterator[None]:
+        if self._asking >= MAX_QUERIES:
+            raise BusyError(f"too many queries at once: at most {MAX_QUERIES} are allowed")
         self._asking += 1
         try:
             yield
@@ -215,7 +218,7 @@ class Inquiries:
 
 
 def key_typed(text: str) -> Any:
-    """A key as people type it: JSON if it is JSON, or else text.
+    """Return the key that a user typed: parsed as JSON if it is JSON, otherwise the text itself.
 
     >>> key_typed("ada"), key_typed("42"), key_typed('"42"'), key_typed('["a", 1]')
     ('ada', 42, '42', ('a', 1))
@@ -227,15 +230,15 @@ def key_typed(text: str) -> Any:
 
 
 def key_in(value: Any) -> Any:
-    """A key out of JSON: keys that are tuples are written as lists."""
+    """Return the key in a JSON value: keys that are tuples are written as lists."""
     return tuple(map(key_in, value)) if isinstance(value, list) else value
 
 
 def state_of(answer: control.Found) -> Any:
-    """The state itself, out of an answer to who wanted the whole of it."""
+    """Return the state in an answer to a query for the `whole` state."""
     try:
         return pickle.loads(answer.pickled)
     except Exception as error:
         raise NoAnswerError(
-            f"the state cannot be made again in this program: {type(error).__name__}: {error}"
+            f"the state cannot be unpickled in this program: {type(error).__name__}: {error}"
         ) from error

@@ -1,11 +1,11 @@
-"""The storekeeper: carries out what the lifecycle machine wants of the snapshot store, in a thread of its own.
+"""Carry out the lifecycle machine's orders to the snapshot store, in a thread of its own (`Storekeeper`).
 
-It keeps what workers report of the snapshot under way, puts the manifest together, and knows what a generation begins
-with. A store can be slow; the controller never waits for it.
+It collects what workers report of the snapshot under way, writes the manifest, and loads what a generation begins with.
+A store can be slow; the controller never waits for it.
 
-What a job begins with is chosen by people (`Snapshots`). Nothing of what there is gets lost by a choice: a job that
-begins afresh, or with an older snapshot than the latest, takes numbers above all there are, and the latest snapshot of
-before is kept, whatever comes after it, until the next such choice.
+Users choose what a job begins with (`Snapshots`). No choice loses data: a job that begins afresh, or with an older
+snapshot than the latest, uses numbers above all existing ones, and the previous latest snapshot is kept, whatever is
+taken after it, until the next such choice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Final
 from railgun.engine.controller.snapshot_directory import (
     NoSnapshotsError,
     absolute,
+    attempts_as_dicts,
     find_store,
-    told_attempts,
 )
 from railgun.engine.operators.calls import NO_PART, SourceCall, TokenCall
 from railgun.engine.operators.functions import check_done
@@ -47,37 +47,37 @@ from railgun.flows.step import Step
 from railgun.storage.errors import MissingError, StorageError
 from railgun.storage.object_store import Disk
 
-GENERATIONS: Final = 100  # that a job may use until it asks again
-UNDECIDED_S: Final = 1.0  # between two attempts to take a manifest back
-EVERY: Final = 10.0
-KEEP: Final = 3
-FOR_EVER: Final = 1e10  # seconds
+RESERVED_GENERATIONS: Final = 100  # reserved at a time
+TAKE_BACK_PAUSE_S: Final = 1.0  # between two attempts to delete an undecided manifest
+DEFAULT_EVERY_S: Final = 10.0
+DEFAULT_KEEP: Final = 3
+MAX_EVERY_S: Final = 1e10
 _KEPT: Final = "kept.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """How a job takes snapshots, and what it begins with."""
+    """Options of a job's snapshots: where and when to take them, and which one to begin with."""
 
     url: str | os.PathLike[str]
-    every: float = EVERY
-    """Seconds between two."""
-    keep: int = KEEP
-    """How many are kept."""
+    every: float = DEFAULT_EVERY_S
+    """Seconds between two snapshots."""
+    keep: int = DEFAULT_KEEP
+    """Number of snapshots to keep."""
     begin: str | os.PathLike[str] | int | None = None
-    """A snapshot to begin with: its number; a directory of snapshots, of which it is the latest; or both, as
-    `DIRECTORY#NUMBER`. None: the latest there is."""
+    """The snapshot to begin with: its number; a directory of snapshots, for the latest in it; or both, as
+    `DIRECTORY#NUMBER`. None: the latest of this job."""
     fresh: bool = False
-    """Begin with nothing, whatever there is."""
+    """Begin without state, even if there are snapshots."""
     allow_older: bool = False
-    """If the latest is damaged, begin with the one before."""
+    """If the latest snapshot is damaged, begin with the one before it."""
     rename: Mapping[str, str] = field(default_factory=dict)
-    """What steps of the snapshot are called in the flow now, if that is something else."""
+    """New names of steps, by their names in the snapshot."""
     drop: Collection[str] = frozenset()
-    """Steps of the snapshot whose state is not wanted any more."""
+    """Steps of the snapshot whose state is to be dropped."""
 
     def check(self) -> None:
-        """Refuse what cannot be, or contradicts itself."""
+        """Raise `ChoiceError` for invalid or contradictory options."""
         if not isinstance(self.url, str | os.PathLike):
             raise ChoiceError(
                 f"snapshots are kept in a directory, or at a URL, not in {self.url!r}"
@@ -98,7 +98,7 @@ class Snapshots:
                 f"steps are dropped by a set of their names, as {drop_of('step')}, not {self.drop!r}"
             )
         plain = isinstance(self.every, int | float)
-        if not plain or not 0 < self.every < FOR_EVER:  # NaN is neither
+        if not plain or not 0 < self.every < MAX_EVERY_S:  # also refuses NaN
             raise ChoiceError(f"seconds between two snapshots are more than 0, not {self.every!r}")
         if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
             raise ChoiceError(f"at least one snapshot is kept, not {self.keep!r}")
@@ -106,7 +106,7 @@ class Snapshots:
             raise ChoiceError(
                 f"{FRESH()} loads nothing, so it goes with none of {BEGIN()}, {ALLOW_OLDER()}, {RENAME()}, {DROP()}"
             )
-        _, number = where_to_begin(self.begin)
+        _, number = parse_begin(self.begin)
         if number is not None and self.allow_older:
             raise ChoiceError(f"either snapshot {number}, or {ALLOW_OLDER()}: not both")
 
@@ -115,28 +115,28 @@ def _are_text(names: Iterable[Any]) -> bool:
     return all(isinstance(name, str) for name in names)
 
 
-def where_to_begin(told: str | os.PathLike[str] | int | None) -> tuple[str | None, int | None]:
-    """What to begin with, as a directory (None: the job's own) and a number (None: the latest).
+def parse_begin(begin: str | os.PathLike[str] | int | None) -> tuple[str | None, int | None]:
+    """Return a directory (None: the job's own) and a number (None: the latest) of the snapshot to begin with.
 
-    >>> where_to_begin("7"), where_to_begin("old#7"), where_to_begin("old")
+    >>> parse_begin("7"), parse_begin("old#7"), parse_begin("old")
     ((None, 7), ('old', 7), ('old', None))
     """
-    if told is None:
+    if begin is None:
         return None, None
-    if isinstance(told, os.PathLike):
-        told = os.fspath(told)
-    if isinstance(told, bool) or not isinstance(told, str | int):
+    if isinstance(begin, os.PathLike):
+        begin = os.fspath(begin)
+    if isinstance(begin, bool) or not isinstance(begin, str | int):
         raise ChoiceError(
-            f"{BEGIN()}: a snapshot to begin with is a number, DIRECTORY#NUMBER or a directory, not {told!r}"
+            f"{BEGIN()}: a snapshot to begin with is a number, DIRECTORY#NUMBER or a directory, not {begin!r}"
         )
-    if isinstance(told, int):
-        directory, digits = "", str(told)
-    elif "#" in told and not os.path.isdir(told):
-        directory, _, digits = told.rpartition("#")
-    elif told.isdecimal():
-        directory, digits = "", told
-    elif told:
-        return told, None
+    if isinstance(begin, int):
+        directory, digits = "", str(begin)
+    elif "#" in begin and not os.path.isdir(begin):
+        directory, _, digits = begin.rpartition("#")
+    elif begin.isdecimal():
+        directory, digits = "", begin
+    elif begin:
+        return begin, None
     else:
         raise ChoiceError("a snapshot to begin with is a number, DIRECTORY#NUMBER or a directory")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
@@ -147,7 +147,7 @@ def where_to_begin(told: str | os.PathLike[str] | int | None) -> tuple[str | Non
 
 
 class Storekeeper:
-    """The snapshots of one job, which has the store to itself until it is closed."""
+    """The snapshots of one job. It holds the lock of the store until it is closed."""
 
     def __init__(
         self,
@@ -166,18 +166,17 @@ class Storekeeper:
         self.steps = steps_of(plan)
         self.url = absolute(os.fspath(chosen.url))
         self.store = SnapshotStore(self.url if disk is None else disk, flow)
-        self.source = self.store  # where what the flow began with is
+        self.source = self.store  # the store of the snapshot that the flow began with
         self._source_url = self.url
-        self.manifest: Manifest | None = (
-            None  # of the last one committed, or what the flow began with
-        )
+        # Of the last committed snapshot, or of the one that the flow began with.
+        self.manifest: Manifest | None = None
         self.reports: dict[Worker, o.Saved] = {}
-        self._left: list[o.Farewell] = []  # of workers that have left since the last one
+        self._farewells: list[o.Farewell] = []  # of workers that have left since the last snapshot
         self._in_manifest: list[o.Farewell] = []
         self._writing: Manifest | None = None
         self._began = 0.0
         self._full = True
-        self.begun_with: tuple[str, int] | None = None  # where, and its number
+        self.begun_with: tuple[str, int] | None = None  # store and number of the first snapshot
         self.tally = Tally()
         self._thread = ThreadPoolExecutor(1, "railgun-store")
         self.submit: Callable[[Callable[[], None]], object] = self._submit
@@ -186,25 +185,26 @@ class Storekeeper:
             self.manifest = self._begin_with()
             self._kept = self._keep_newest()
             run = self.store.next_run()
-            self._ahead = run.generation + GENERATIONS
-            self.store.use_generation(self._ahead)
+            self._reserved = run.generation + RESERVED_GENERATIONS
+            self.store.use_generation(self._reserved)
         except BaseException:
             self.store.release()
             raise
         if self.manifest is not None:
             self.begun_with = self.source.where(), self.manifest.snapshot
         self.generation = run.generation - 1
-        """The last one that was used, by this job or an earlier one."""
+        """The last generation that was used, by this job or an earlier one."""
         self.saving = self._saving(run.snapshot - 1)
-        """What the machine begins with."""
+        """The snapshot state that the machine begins with."""
 
     def _submit(self, work: Callable[[], None]) -> None:
-        """Let the store's thread do something; while the program ends there is none, and the job ends with it."""
+        """Let the store's thread do `work`, unless the program is ending and the thread takes no more work."""
         with contextlib.suppress(RuntimeError):
             self._thread.submit(work)
 
     def _saving(self, last: int) -> SnapshotRounds:
-        if self.manifest is not None:  # also above those of another store, if it is of one
+        if self.manifest is not None:
+            # Numbers must also exceed that of a snapshot from another store.
             last = max(last, self.manifest.snapshot)
         saving = SnapshotRounds(int(self.chosen.every * 1e6), last)
         if self.manifest is not None:
@@ -217,16 +217,16 @@ class Storekeeper:
         chosen = self.chosen
         if chosen.fresh:
             return None
-        directory, number = where_to_begin(chosen.begin)
+        directory, number = parse_begin(chosen.begin)
         if directory is not None:
             self._source_url, self.source = find_store(directory, self.flow)
             if self.source.where() == self.store.where():
                 self._source_url, self.source = self.url, self.store
         try:
-            found = self._load(number)
+            manifest = self._load(number)
         except DamagedError as error:
-            raise DamagedError(f"{error} {self._way_out(number)}") from error
-        if found is None:
+            raise DamagedError(f"{error} {self._advice(number)}") from error
+        if manifest is None:
             if directory is not None:
                 raise NoSnapshotsError(f"nothing was ever committed in {self.source.where()}")
             if chosen.rename or chosen.drop:
@@ -234,22 +234,28 @@ class Storekeeper:
                     f"there is no snapshot in {self.store.where()} whose steps could be renamed or dropped"
                 )
             return None
-        if found.finished:
+        if manifest.finished:
             raise FinishedError(
-                f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do. "
-                f"To do it all again: {FRESH()}{self._publish(found)}"
+                f"{self.flow!r} has finished, in snapshot {manifest.snapshot}: there is nothing left to do. "
+                f"To run it again from the beginning: {FRESH()}{self._publish(manifest)}"
             )
         can_upgrade = [step.name for step in self.steps if step.version > 1]
         names = fit(
-            *(found, self.steps, chosen.rename, chosen.drop), flow=self.flow, upgrades=can_upgrade
+            *(manifest, self.steps, chosen.rename, chosen.drop),
+            flow=self.flow,
+            upgrades=can_upgrade,
         )
-        parts = [replace(p, step=names[p.step]) for p in found.parts if p.step in names]
-        sinks = [replace(s, step=names[s.step]) for s in found.sinks if s.step in names]
-        streams = {names[step]: told for step, told in found.streams.items() if step in names}
-        frontiers = {names[step]: at for step, at in found.frontiers.items() if step in names}
-        reached = {names[step]: told for step, told in found.reached.items() if step in names}
+        parts = [replace(p, step=names[p.step]) for p in manifest.parts if p.step in names]
+        sinks = [replace(s, step=names[s.step]) for s in manifest.sinks if s.step in names]
+        streams = {
+            names[step]: by_stream for step, by_stream in manifest.streams.items() if step in names
+        }
+        frontiers = {names[step]: at for step, at in manifest.frontiers.items() if step in names}
+        reached = {
+            names[step]: by_stream for step, by_stream in manifest.reached.items() if step in names
+        }
         return replace(
-            found,
+            manifest,
             parts=tuple(parts),
             sinks=tuple(sinks),
             streams=streams,
@@ -261,40 +267,41 @@ class Storekeeper:
         if number is None:
             return self.source.latest(self.chosen.allow_older)
         try:
-            found = self.source.get(number)
+            manifest = self.source.get(number)
         except MissingError as error:
             raise NoSnapshotsError(str(error)) from error
-        self.source.check(found)
-        self.source.pin(found)
-        return found
+        self.source.check(manifest)
+        self.source.pin(manifest)
+        return manifest
 
-    def _way_out(self, number: int | None) -> str:
+    def _advice(self, number: int | None) -> str:
         if number is not None:
             return f"Begin with another than snapshot {number} ({BEGIN()}), or afresh ({FRESH()})."
         if self.chosen.allow_older:
             return f"Begin afresh ({FRESH()})."
-        return f"To begin with an older one: {ALLOW_OLDER()}. To begin anew: {FRESH()}."
+        return f"To begin with an older snapshot: {ALLOW_OLDER()}. To begin afresh: {FRESH()}."
 
     def _keep_newest(self) -> Manifest | None:
-        """The latest snapshot that this job, or an earlier one, has not gone on from: it is kept."""
-        begun = None if self.source is not self.store else self.manifest
+        """Return the latest snapshot from which no job has gone on, which is kept."""
+        first = None if self.source is not self.store else self.manifest
         path = f"{encode_name(self.flow)}/{_KEPT}"
         newest = next(iter(self.store.manifests([])), None)
-        if newest is not None and (begun is None or newest.snapshot > begun.snapshot):
+        if newest is not None and (first is None or newest.snapshot > first.snapshot):
             self.store.disk.write(path, seal("kept", {"snapshot": newest.snapshot}))
             return newest
         try:
-            told = unseal("kept", self.store.disk.read(path), self.store.where(_KEPT))
-            return self.store.get(told["snapshot"])
+            kept = unseal("kept", self.store.disk.read(path), self.store.where(_KEPT))
+            return self.store.get(kept["snapshot"])
         except (SnapshotError, StorageError, KeyError):
             return None
 
     def _publish(self, finished: Manifest) -> str:
-        """Carry out in every sink what the last snapshot decided; return what is wrong, if something is.
+        """Commit in every sink what the last snapshot decided. Return the errors as text for a message, or an empty
+        text.
 
-        Whoever was to do it may have died before, and nobody else will. A later generation may have begun to do it and
-        have fenced the one that prepared the output. So it is done as a generation of its own, unless there are later
-        snapshots: their output must not be thrown away.
+        The worker that should have committed may have died, and no other will. A later generation may have begun to
+        commit and have fenced off the one that prepared the output. So this commits as a generation of its own, unless
+        there are later snapshots, whose output must not be discarded.
         """
         newest = next(iter(self.store.manifests([])), None)
         is_newest = newest is not None and newest.snapshot == finished.snapshot
@@ -308,12 +315,12 @@ class Storekeeper:
             if part.step not in self.chosen.drop:
                 step = self.chosen.rename.get(part.step, part.step)
                 tokens.setdefault(step, []).append(part.token)
-        wrong = [self._publish_to(step, mine, place) for step, mine in tokens.items()]
-        told = "; ".join(filter(None, wrong))
-        return f". Not all of its output can be made visible, though: {told}" if told else ""
+        errors = [self._commit_in(step, step_tokens, place) for step, step_tokens in tokens.items()]
+        text = "; ".join(filter(None, errors))
+        return f". Not all of its output could be made visible: {text}" if text else ""
 
-    def _publish_to(self, step: str, tokens: Sequence[Any], place: Place | None) -> str:
-        """Commit these tokens, as a generation at `place` or each for itself; return what is wrong, if something is."""
+    def _commit_in(self, step: str, tokens: Sequence[Any], place: Place | None) -> str:
+        """Commit tokens in a sink, as a generation at `place` or each by itself. Return an error text, or nothing."""
         sink = self.plan.sinks.get(step)
         if not isinstance(sink, TwoPhaseSink):
             return f"the flow has no sink {step!r} that could: {rename_as(step, 'NAME')}, or {drop_of(step)}"
@@ -334,32 +341,33 @@ class Storekeeper:
             return str(error)
         return ""
 
-    # ------------------------------------------------------------ what workers say
+    # ------------------------------------------------------------ reports of workers
 
     def saved(self, worker: Worker, report: o.Saved) -> None:
-        """A worker has saved its part."""
+        """Keep the report that a worker has saved its part."""
         self.reports[worker] = report
 
     def farewell(self, report: o.Farewell) -> None:
-        """A worker has left, and handed over what it had to save."""
-        self._left.append(report)
+        """Keep the report of a worker that has left and handed over what it had to save."""
+        self._farewells.append(report)
 
     def new_generation(self, generation: int) -> None:
-        """All that was not committed is void."""
-        self.reports, self._left = {}, []
-        ahead = generation + GENERATIONS
-        if generation > self._ahead:  # the store has not answered for long; none is used twice
-            self._use(ahead)
-        elif generation + GENERATIONS // 2 > self._ahead:
-            self._do(lambda: self._use(ahead), lambda error: None)
+        """Discard everything that is not committed, and reserve generations ahead of this one."""
+        self.reports, self._farewells = {}, []
+        ahead = generation + RESERVED_GENERATIONS
+        if generation > self._reserved:
+            # The store is slow, and no generation may be used unreserved.
+            self._reserve(ahead)
+        elif generation + RESERVED_GENERATIONS // 2 > self._reserved:
+            self._do(lambda: self._reserve(ahead), lambda error: None)
 
-    def _use(self, ahead: int) -> None:
-        """Write down that generations up to this one may be used."""
+    def _reserve(self, ahead: int) -> None:
+        """Record durably that generations up to `ahead` may be used."""
         self.store.use_generation(ahead)
-        self._ahead = max(self._ahead, ahead)
+        self._reserved = max(self._reserved, ahead)
 
     def load(self) -> control.Load | None:
-        """What a generation begins with."""
+        """Return what a generation loads at its start, or None."""
         manifest = self.manifest
         if manifest is None:
             return None
@@ -367,10 +375,10 @@ class Storekeeper:
         frontiers = tuple(manifest.frontiers.items())
         return control.Load(manifest.snapshot, manifest.parts, manifest.sinks, where, frontiers)
 
-    # ------------------------------------------------------------ what the machine wants
+    # ------------------------------------------------------------ orders of the machine
 
     def record(self, order: o.Record, then: Callable[[str], None]) -> None:
-        """Write down that a snapshot begins."""
+        """Record that a snapshot begins; then call `then` with an error text, or an empty text."""
         self.reports = {}
         self._began, self._full = time.time(), order.full
         self._do(lambda: self.store.begun(order.snapshot, order.full, order.why), then)
@@ -383,7 +391,10 @@ class Storekeeper:
         streams: Mapping[str, Mapping[str, int]],
         reached: Mapping[str, Mapping[str, int]],
     ) -> None:
-        """Write the manifest: the commit. When it is done, `written` is to be called."""
+        """Commit a snapshot by writing its manifest; then call `then` with an error text, or an empty text.
+
+        After a success the caller calls `written`.
+        """
         manifest = self._manifest(order, generation)
         manifest = self._writing = replace(manifest, streams=streams, reached=reached)
 
@@ -391,16 +402,14 @@ class Storekeeper:
             self.store.commit(manifest)
             if self._kept is not None:
                 self.store.pin(self._kept)
-            with contextlib.suppress(
-                SnapshotError, StorageError
-            ):  # what is too much is dropped the next time
+            with contextlib.suppress(SnapshotError, StorageError):  # the next commit cleans again
                 self.store.clean(self.chosen.keep)
 
         def run() -> None:
             try:
                 commit()
             except UndecidedError as error:
-                self._decide(order.snapshot, str(error), then)
+                self._take_back_later(order.snapshot, str(error), then)
             except Exception as error:
                 then(str(error) or repr(error))
             else:
@@ -408,18 +417,18 @@ class Storekeeper:
 
         self.submit(run)
 
-    def _decide(self, snapshot: int, why: str, then: Callable[[str], None]) -> None:
-        """Take a manifest back, however often that fails; call `then` with `why` when it is gone for good.
+    def _take_back_later(self, snapshot: int, why: str, then: Callable[[str], None]) -> None:
+        """Try to delete a manifest until that succeeds durably; then call `then` with `why`.
 
-        Until then the snapshot is being written, as far as the machine knows, and nobody goes back to an older one.
+        Until then the machine believes that the snapshot is being written, so no generation goes back to an older one.
         """
 
         def take_back() -> None:
-            time.sleep(UNDECIDED_S)
+            time.sleep(TAKE_BACK_PAUSE_S)
             try:
                 self.store.take_back(snapshot)
             except UndecidedError:
-                self._decide(snapshot, why, then)
+                self._take_back_later(snapshot, why, then)
             except Exception as error:
                 then(str(error) or repr(error))
             else:
@@ -428,23 +437,27 @@ class Storekeeper:
         self.submit(take_back)
 
     def written(self) -> None:
-        """The manifest counts."""
+        """Make the manifest that was just written the one to load from."""
         self.manifest, self.source, self._source_url = self._writing, self.store, self.url
-        self._left = [left for left in self._left if left not in self._in_manifest]
+        self._farewells = [f for f in self._farewells if f not in self._in_manifest]
         self.tally.count += 1
 
     def _manifest(self, order: o.Write, generation: int) -> Manifest:
         reports = list(self.reports.values())
-        self._in_manifest = list(self._left)
-        said: list[o.Saved | o.Farewell] = [*reports, *self._in_manifest]
-        before = () if self._full or self.manifest is None else self.manifest.parts
-        added = [replace(part, snapshot=order.snapshot) for one in said for part in one.parts]
-        tokens: dict[str, SinkPart] = {repr(t): t for one in said for t in one.tokens}
+        self._in_manifest = list(self._farewells)
+        all_reports: list[o.Saved | o.Farewell] = [*reports, *self._in_manifest]
+        previous_parts = () if self._full or self.manifest is None else self.manifest.parts
+        new_parts = [
+            replace(part, snapshot=order.snapshot)
+            for report in all_reports
+            for part in report.parts
+        ]
+        tokens: dict[str, SinkPart] = {repr(t): t for r in all_reports for t in r.tokens}
         phases = {
             name: max(dict(report.phases).get(name, 0.0) for report in reports)
             for name in {name for report in reports for name, _ in report.phases}
         }
-        # All workers have heard the same before their cuts; who is through with it first is right for all.
+        # All workers have received the same input before their cuts, so the highest watermark is right for all.
         frontiers: dict[str, int] = {}
         for report in reports:
             for step, at in report.frontiers:
@@ -459,25 +472,28 @@ class Storekeeper:
             finished=order.finished,
             began=self._began,
             committed=time.time(),
-            parts=(*before, *added),
+            parts=(*previous_parts, *new_parts),
             sinks=tuple(tokens.values()),
             steps=self.steps,
             phases=phases,
             frontiers=frontiers,
         )
 
-    def orphans(self) -> tuple[Any, ...]:
-        """What workers that left prepared for the snapshot that was just committed, and nobody has published."""
-        return tuple(token for left in self._in_manifest for token in left.tokens)
+    def tokens_of_departed(self) -> tuple[Any, ...]:
+        """Return what departed workers prepared for the last committed snapshot and nobody has published."""
+        return tuple(token for farewell in self._in_manifest for token in farewell.tokens)
 
     def tokens_for_one(self, together: Collection[str]) -> tuple[Any, ...]:
-        """Return what one worker commits for others: all tokens of these steps, and those of workers that left."""
+        """Return what one worker commits for all: the tokens of these steps, and those of departed workers."""
         assert self.manifest is not None
         shared = [token for token in self.manifest.sinks if token.step in together]
-        return (*shared, *(token for token in self.orphans() if token.step not in together))
+        return (
+            *shared,
+            *(token for token in self.tokens_of_departed() if token.step not in together),
+        )
 
     def give_up(self, order: o.GiveUp) -> None:
-        """Write down why a snapshot has failed."""
+        """Record why a snapshot has failed."""
         self.tally.failures += 1
         self.tally.last_failure = {"snapshot": order.snapshot, "at": time.time(), "why": order.why}
         self._do(lambda: self.store.failed(order.snapshot, order.why), lambda error: None)
@@ -494,10 +510,10 @@ class Storekeeper:
 
         self.submit(run)
 
-    # ------------------------------------------------------------ what people ask
+    # ------------------------------------------------------------ for status and clean-up
 
     def status(self, saving: SnapshotRounds) -> dict[str, Any]:
-        """How snapshots fare, as plain data; nothing is read for it."""
+        """Return the progress and results of snapshots as plain data, without reading from the store."""
         under_way = None
         if saving.busy:
             under_way = {
@@ -507,13 +523,13 @@ class Storekeeper:
                 "why": saving.why,
                 "seconds": round(max(0.0, time.time() - self._began), 3),
             }
-        begun = self.begun_with
+        first = self.begun_with
         return {
             "where": self.store.where(),
             "every": self.chosen.every,
             "keep": self.chosen.keep,
-            "from": None if begun is None else {"where": begun[0], "snapshot": begun[1]},
-            "last": None if self.manifest is None else told_of(self.manifest),
+            "from": None if first is None else {"where": first[0], "snapshot": first[1]},
+            "last": None if self.manifest is None else summary_of(self.manifest),
             "under_way": under_way,
             "count": self.tally.count,
             "failures": self.tally.failures,
@@ -521,40 +537,40 @@ class Storekeeper:
         }
 
     def attempts(self) -> Future[list[dict[str, Any]]]:
-        """What became of each snapshot, newest first; it is read by the storekeeper's thread."""
+        """Return how each snapshot ended, newest first; the storekeeper's thread reads them."""
         try:
-            return self._thread.submit(told_attempts, self.store)
+            return self._thread.submit(attempts_as_dicts, self.store)
         except RuntimeError:  # the job is closed
             done: Future[list[dict[str, Any]]] = Future()
-            done.set_result(told_attempts(self.store))
+            done.set_result(attempts_as_dicts(self.store))
             return done
 
     def release(self) -> None:
-        """Let another job have the store, when all that is being written to it is written."""
+        """Release the store's lock when all pending writes are done."""
         try:
             released = self._thread.submit(self.store.release)
-        except RuntimeError:  # the program ends: the thread takes nothing new
+        except RuntimeError:  # the program is ending, so the thread takes no more work
             self.close()
         else:
             released.result()
 
     def close(self) -> None:
-        """Let go of the store, and end the thread."""
+        """End the thread, and release the store's lock."""
         self._thread.shutdown(wait=True)
         self.store.release()
 
 
 @dataclass(slots=True)
 class Tally:
-    """What this job has done so far."""
+    """Counts of what this job has done so far."""
 
     count: int = 0
     failures: int = 0
     last_failure: dict[str, Any] | None = None
 
 
-def told_of(manifest: Manifest) -> dict[str, Any]:
-    """A committed snapshot, in figures: rows and bytes that were written for it, and bytes of all it is made of."""
+def summary_of(manifest: Manifest) -> dict[str, Any]:
+    """Return figures of a committed snapshot: rows and bytes written for it, and the bytes of all its files."""
     written = [part for part in manifest.parts if part.snapshot == manifest.snapshot]
     return {
         "snapshot": manifest.snapshot,
@@ -570,34 +586,34 @@ def told_of(manifest: Manifest) -> dict[str, Any]:
 
 
 class FinishedError(SnapshotError):
-    """The flow has come to its end."""
+    """The flow has finished, so there is nothing left to do."""
 
     exit_code = ExitCode.FINISHED
     kind = "finished"
 
 
 class ChoiceError(SnapshotError):
-    """What is asked of snapshots makes no sense."""
+    """The options of snapshots are invalid."""
 
     exit_code = ExitCode.USAGE
     kind = "usage"
 
 
 def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
-    """The steps that have state, and those that write."""
-    found: dict[str, StepInfo] = {}
+    """Return the steps that have state, and the sinks."""
+    steps: dict[str, StepInfo] = {}
     for stage in plan.stages:
         for step in (*stage.ports, *stage.steps):
-            if step.kind in KINDS:
+            if step.kind in STATEFUL_KINDS:
                 version = 1 + len(step.options.get("upgrades", ()))
-                found[step.name] = StepInfo(step.name, step.kind, version, _layout(step))
-    return tuple(found.values())
+                steps[step.name] = StepInfo(step.name, step.kind, version, _layout(step))
+    return tuple(steps.values())
 
 
 def _layout(step: Step) -> dict[str, Any] | None:
-    """Return the layout of a source as it reads after it was saved; None for other steps.
+    """Return the layout of a source as it will be read from a snapshot; None for other steps.
 
-    Raises `SourceError` for what the source raises, `FlowError` for a layout that is not JSON.
+    Raises `SourceError` for an error of the source, and `FlowError` for a layout that is not JSON.
     """
     if step.kind != "source":
         return None
@@ -618,4 +634,4 @@ def _layout(step: Step) -> dict[str, Any] | None:
     return saved
 
 
-KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")
+STATEFUL_KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")

@@ -1,4 +1,5 @@
-"""Snapshots on disk: the state of a flow as Parquet files, and manifests that say which of them belong together.
+"""Store snapshots on disk: the state of a flow as Parquet files, and manifests that list the files of each snapshot.
 
-Files only: no sockets, no event loop, no Spark. Who takes snapshots, and when, is decided above.
+This package reads and writes files only: it has no sockets, no event loop and no Spark. The controller decides when
+snapshots are taken.
 """

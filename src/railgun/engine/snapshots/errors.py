@@ -1,4 +1,4 @@
-"""What can go wrong with snapshots: each error names the file, says what happened to it, and what to do next."""
+"""Errors of snapshots: each names the file, says what happened to it, and what to do next."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from railgun.transport import columns
 
 
 class SnapshotError(RailgunError):
-    """A snapshot cannot be saved, or cannot be loaded."""
+    """A snapshot cannot be saved or loaded."""
 
     exit_code = ExitCode.SNAPSHOTS
 
 
 class UndecidedError(SnapshotError):
-    """A manifest could not be written, and could not be taken back either: it may be there after a power cut."""
+    """A manifest could be neither written nor deleted again: after a power cut it may be there or not."""
 
 
 class DamagedError(SnapshotError):
-    """A file is not what was written: cut off, changed, or gone though something names it."""
+    """A file is not what was written: it is truncated, changed, or missing although a manifest names it."""
 
 
 class FormatError(SnapshotError, LaterVersionError):
-    """A file was written by a newer Railgun, in a format this one does not know."""
+    """A file was written by a later Railgun, in a format that this version does not know."""
 
 
 class EncodingError(SnapshotError):
@@ -29,15 +29,15 @@ class EncodingError(SnapshotError):
 
 
 class UnpicklableError(EncodingError, columns.EncodingError):
-    """A key or a state cannot be saved: pickle refuses it, and would again."""
+    """A key or a state cannot be saved because pickle refuses it; a retry would fail again."""
 
 
 class DecodingError(SnapshotError):
-    """A key or a state cannot be made again from what was saved, though the file is whole."""
+    """A key or a state cannot be decoded from what was saved, although the file is undamaged."""
 
 
 class UnloadableError(DecodingError, columns.CannotUnpickleError):
-    """A key or a state cannot be made again from what was saved: unpickling it raises, and would again."""
+    """A key or a state cannot be decoded because unpickling it raises; a retry would fail again."""
 
 
 class DoesNotFitError(SnapshotError):

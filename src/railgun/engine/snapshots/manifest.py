@@ -1,12 +1,12 @@
-"""Manifests: what belongs to a snapshot. A snapshot is committed when its manifest is there, and not before.
+"""Read and write manifests, which list the files of a snapshot. A snapshot is committed when its manifest exists.
 
 Rules:
 
-1. A manifest lists *all* files that together are the state, oldest first: a full snapshot's, and those of the
-   increments since. For a key the row of the last file that has one counts.
-2. It is one file of JSON for people and programs: `{"checksum": ..., "manifest": {...}}`. The checksum is over the
-   content (as JSON, sorted, without spaces), so any change of it is noticed.
-3. Format 1 is read for ever. Later formats keep the envelope, so that an older Railgun can say that it is older.
+1. A manifest lists *all* files that together are the state, oldest first: those of a full snapshot and of the
+   increments since. For a key the row of the last file that has one is valid.
+2. A manifest is a JSON file that people and programs can read: `{"checksum": ..., "manifest": {...}}`. The checksum
+   covers the content (as JSON, sorted, without spaces), so any change is noticed.
+3. Format 1 will always be readable. Later formats keep the envelope, so an older Railgun can report that it is older.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Part:
     """One file of state: the rows of a step on a worker."""
 
     path: str
-    """Relative to the directory of the flow."""
+    """Path, relative to the directory of the flow."""
     snapshot: int
-    """The one it was written for."""
+    """Number of the snapshot that it was written for."""
     stage: str
     step: str
     worker: int
@@ -40,11 +40,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SinkPart:
-    """What a sink has prepared, and makes visible when the snapshot is committed."""
+    """Output that a sink has prepared, to be made visible when the snapshot is committed."""
 
     step: str
     token: Any
-    """Whatever the sink needs to do so, as JSON."""
+    """Data that the sink needs to commit the output, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StepInfo:
     kind: str
     version: int
     layout: Mapping[str, Any] | None = None
-    """What the positions of a source depend on (`Source.layout`), as JSON. Snapshots of older versions have none."""
+    """The layout on which the positions of a source depend (`Source.layout`), as JSON. None in older snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +69,36 @@ class Manifest:
     workers: int
     full: bool
     finished: bool
-    """Whether it is the last one of a flow that has come to its end."""
+    """Whether the flow had finished: then this is its last snapshot."""
     began: float
     committed: float
     parts: tuple[Part, ...]
     sinks: tuple[SinkPart, ...]
     steps: tuple[StepInfo, ...]
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds that each phase of it took."""
+    """Duration of each phase of the snapshot (seconds)."""
     streams: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By step: the id of the last message of each stream that connectors have sent."""
+    """By step: the ID of the last message of each stream that connectors have sent."""
     frontiers: Mapping[str, int] = field(default_factory=dict)
-    """By step: how far time (µs) had come at the cut. Snapshots of older versions have none."""
+    """By step: the watermark (µs) at the cut. Snapshots of older Railguns have none."""
     reached: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By step: how far time (µs) has come in each stream of connectors. Snapshots of older versions have none."""
+    """By step: the watermark (µs) of each stream of connectors. Snapshots of older Railguns have none."""
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """Return the bytes of all its files."""
         return sum(part.size for part in self.parts)
 
     @property
     def rows(self) -> int:
-        """Rows of all its files; a key may have several."""
+        """Return the number of rows of all its files; a key may have several."""
         return sum(part.rows for part in self.parts)
 
     def to_json(self) -> bytes:
-        """The file.
+        """Return the content of the manifest file. Raises `SnapshotError` if the token of a sink is not JSON.
 
-        >>> one = Manifest(1, "demo", 7, 2, 4, True, False, 1.5, 2.5, (), (SinkPart("out", [1]),), ())
-        >>> Manifest.from_json(one.to_json(), "7.json") == one
+        >>> manifest = Manifest(1, "demo", 7, 2, 4, True, False, 1.5, 2.5, (), (SinkPart("out", [1]),), ())
+        >>> Manifest.from_json(manifest.to_json(), "7.json") == manifest
         True
         """
         for sink in self.sinks:
@@ -108,7 +108,7 @@ class Manifest:
 
     @staticmethod
     def from_json(data: bytes, name: str) -> Manifest:
-        """A manifest again; `DamagedError` names the file, if it is not what was written."""
+        """Return the manifest in a file's content. Raises `DamagedError` and `FormatError`, which name the file."""
         content = unseal("manifest", data, name)
         if content.get("format") != FORMAT:
             raise FormatError(
@@ -126,9 +126,9 @@ class Manifest:
                 finished=content["finished"],
                 began=content["began"],
                 committed=content["committed"],
-                parts=tuple(_made(Part, part) for part in content["parts"]),
-                sinks=tuple(_made(SinkPart, sink) for sink in content["sinks"]),
-                steps=tuple(_made(StepInfo, step) for step in content["steps"]),
+                parts=tuple(_from_dict(Part, part) for part in content["parts"]),
+                sinks=tuple(_from_dict(SinkPart, sink) for sink in content["sinks"]),
+                steps=tuple(_from_dict(StepInfo, step) for step in content["steps"]),
                 phases=dict(content["phases"]),
                 streams=_by_stream(content.get("streams", {})),
                 frontiers={s: int(at) for s, at in content.get("frontiers", {}).items()},
@@ -139,7 +139,7 @@ class Manifest:
 
 
 def checksum(data: bytes) -> str:
-    """What tells a file from any other.
+    """Return the checksum that identifies a file's content.
 
     >>> checksum(b"")[:20]
     'sha256:e3b0c44298fc1'
@@ -148,26 +148,26 @@ def checksum(data: bytes) -> str:
 
 
 def seal(kind: str, content: Mapping[str, Any]) -> bytes:
-    """A file of JSON with a checksum over its content."""
+    """Return `content` as a JSON file under the name `kind`, with a checksum."""
     sealed = {"checksum": checksum(_canonical(content)), kind: content}
     return json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def unseal(kind: str, data: bytes, name: str) -> dict[str, Any]:
-    """The content of such a file, if it is what was written."""
+    """Return the content of a file that `seal` made. Raises `DamagedError` if it was changed."""
     try:
         sealed = json.loads(data)
-        content, told = sealed[kind], sealed["checksum"]
-        whole = isinstance(content, dict) and told == checksum(_canonical(content))
+        content, stored_checksum = sealed[kind], sealed["checksum"]
+        intact = isinstance(content, dict) and stored_checksum == checksum(_canonical(content))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(name, f"it cannot be read ({type(error).__name__}: {error})") from error
-    if not whole:
+    if not intact:
         raise damaged(name, "its checksum does not fit its content")
     return dict(content)
 
 
 def damaged(name: str, what: str) -> DamagedError:
-    """A file is not what was written."""
+    """Return the error for a file that is not what was written."""
     return DamagedError(
         f"{name} is damaged: {what}. Bring it back from a copy, or load an older snapshot."
     )
@@ -177,18 +177,25 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _made(kind: Any, told: dict[str, Any]) -> Any:
-    """Make one of our dataclasses; leave out fields of later versions, and fields with a default may be missing."""
+def _from_dict(kind: Any, values: dict[str, Any]) -> Any:
+    """Return a dataclass of this module, made of `values`.
+
+    Fields of later versions are ignored, and fields with a default may be missing.
+    """
     fields = kind.__dataclass_fields__
     return kind(
-        **{name: told[name] for name in fields if name in told or fields[name].default is MISSING}
+        **{
+            name: values[name]
+            for name in fields
+            if name in values or fields[name].default is MISSING
+        }
     )
 
 
-def _by_stream(told: Any) -> dict[str, dict[str, int]]:
+def _by_stream(steps: Any) -> dict[str, dict[str, int]]:
     return {
         step: {name: int(number) for name, number in streams.items()}
-        for step, streams in told.items()
+        for step, streams in steps.items()
     }
 
 

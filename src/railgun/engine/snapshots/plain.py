@@ -1,12 +1,12 @@
-"""Which values JSON gives back exactly as they were, and those values as JSON.
+"""Encode values as JSON where JSON returns them exactly as they were.
 
-Exactly: dicts with text as keys, lists, text, whole numbers, finite floats, True, False and None, of these very types
-(a named tuple, a defaultdict, an enum or a number of numpy would come back as something else), with no list or dict in
-two places at once (it would come back as two), and not nested so deep that a reader with less stack might fail. Text
-must be Unicode: two halves of a surrogate pair would come back as one character.
+These are: dicts with text as keys, lists, text, whole numbers, finite floats, True, False and None, of exactly these
+types (a named tuple, a defaultdict, an enum or a number of numpy would be read as something else). No list or dict may
+occur twice (it would be read as two), and values must not be nested so deeply that a reader with less stack might fail.
+Text must be valid Unicode: two halves of a surrogate pair would be read as one character.
 
-Columns are looked at as a whole: what all values have in common is told without a loop, and they are encoded and
-decoded in one go.
+Columns are handled as a whole: properties that all values share are tested without a loop, and all values are encoded
+or decoded at once.
 """
 
 from __future__ import annotations
@@ -20,49 +20,51 @@ from typing import Any, Final
 _ATOMS: Final = frozenset((str, int, bool, type(None)))
 _SCALARS: Final = _ATOMS | {float}
 _PLAIN: Final = _SCALARS | {list, dict}
-_DEEPEST: Final = 50
-_MARK: Final = "\x7f"  # between values in one text of JSON
-_REFUSED: Final = (TypeError, ValueError, RecursionError, OverflowError)
+_MAX_DEPTH: Final = 50
+_SEPARATOR: Final = "\x7f"  # between values in one text of JSON
+_ENCODING_ERRORS: Final = (TypeError, ValueError, RecursionError, OverflowError)
 
-# NaN is no JSON, and text that is no Unicode must not hide in escapes.
+# NaN is not JSON, and escapes must not hide invalid Unicode.
 _json: Final = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
 ).encode
 
 
 def as_json(values: list[Any]) -> list[str | None]:
-    """Each value as JSON; None for those that JSON would change.
+    """Return each value as JSON, or None for a value that JSON would change.
 
     >>> as_json([1, [2.5, None], (3,), float("nan"), {"a": {"b": True}}, {4: 5}])
     ['1', '[2.5,null]', None, None, '{"a":{"b":true}}', None]
     """
     kinds = set(map(type, values))
-    if values and _are_odd(values, kinds):
+    if values and _none_is_json(values, kinds):
         return [None] * len(values)
-    if _are_flat(values, kinds):
-        return _encoded(values)
-    plain = [at for at, value in enumerate(values) if _is_plain(value)]
+    if _all_flat(values, kinds):
+        return _encode(values)
+    plain = [at for at, value in enumerate(values) if _is_exact(value)]
     if len(plain) == len(values):
-        return _encoded(values)
+        return _encode(values)
     texts: list[str | None] = [None] * len(values)
-    for at, text in zip(plain, _encoded([values[at] for at in plain]), strict=True):
+    for at, text in zip(plain, _encode([values[at] for at in plain]), strict=True):
         texts[at] = text
     return texts
 
 
 def from_json(texts: list[str]) -> list[Any]:
-    """The values again; a ValueError if a text is no JSON."""
+    """Return the values of JSON texts. Raises `ValueError` if a text is not JSON."""
     try:
         values = json.loads(f"[{','.join(texts)}]")
         if len(values) == len(texts):
             return list(values)
     except ValueError:
         pass
-    return [json.loads(text, parse_int=_whole) for text in texts]
+    return [json.loads(text, parse_int=_parse_int) for text in texts]
 
 
-def _are_flat(states: list[Any], kinds: set[type]) -> bool:
-    """Whether all states are scalars, or all are lists or all dicts of them: told without a loop over rows."""
+def _all_flat(states: list[Any], kinds: set[type]) -> bool:
+    """Return whether all states are scalars, all are lists of scalars, or all are dicts of scalars, without a loop over
+    rows.
+    """
     if kinds <= _SCALARS:
         return True
     if kinds == {list}:
@@ -73,8 +75,12 @@ def _are_flat(states: list[Any], kinds: set[type]) -> bool:
     return False
 
 
-def _are_odd(states: list[Any], kinds: set[type]) -> bool:
-    """Whether it is plain to see that no state is JSON: by the types, or by what all have where the first has it."""
+def _none_is_json(states: list[Any], kinds: set[type]) -> bool:
+    """Return whether it is obvious that no state is JSON.
+
+    This looks at the types, and at one item that is no JSON in the first state: it compares the same item of all
+    states.
+    """
     if kinds.isdisjoint(_PLAIN):
         return True
     if kinds != {list} and kinds != {dict}:
@@ -87,15 +93,15 @@ def _are_odd(states: list[Any], kinds: set[type]) -> bool:
         return False
 
 
-def _is_plain(state: Any) -> bool:
-    """Whether JSON gives this state back as it is."""
+def _is_exact(state: Any) -> bool:
+    """Return whether JSON returns this state exactly as it is."""
     kind = type(state)
     if kind is not list and kind is not dict:
         return kind in _SCALARS
-    return _are_plain(state, kind, set(), _DEEPEST)
+    return _is_exact_container(state, kind, set(), _MAX_DEPTH)
 
 
-def _are_plain(state: Any, kind: type, seen: set[int], depth: int) -> bool:
+def _is_exact_container(state: Any, kind: type, seen: set[int], depth: int) -> bool:
     if not depth:
         return False
     if kind is dict:
@@ -111,41 +117,41 @@ def _are_plain(state: Any, kind: type, seen: set[int], depth: int) -> bool:
         if kind in _ATOMS:
             continue
         if kind is list or kind is dict:
-            if id(item) in seen or not _are_plain(item, kind, seen, depth - 1):
+            if id(item) in seen or not _is_exact_container(item, kind, seen, depth - 1):
                 return False
         elif kind is not float or not math.isfinite(item):
             return False
     return True
 
 
-def _encoded(states: list[Any]) -> list[str | None]:
-    """Each state as JSON; None for those that JSON would change: NaN, text that is no Unicode, numbers too long."""
+def _encode(states: list[Any]) -> list[str | None]:
+    """Return each state as JSON, or None for one that JSON would change: NaN, invalid Unicode, too long a number."""
     if not states:
         return []
-    woven: list[Any] = [_MARK] * (2 * len(states) - 1)
-    woven[::2] = states
+    interleaved: list[Any] = [_SEPARATOR] * (2 * len(states) - 1)
+    interleaved[::2] = states
     try:
-        text = _json(woven)
-        texts: list[str | None] = text[1:-1].split(f',"{_MARK}",')  # type: ignore[assignment]
-        # The mark may be in somebody's state.
-        if text.count(_MARK) == len(states) - 1 == len(texts) - 1 and is_unicode(text):
+        text = _json(interleaved)
+        texts: list[str | None] = text[1:-1].split(f',"{_SEPARATOR}",')  # type: ignore[assignment]
+        # A state may contain the separator.
+        if text.count(_SEPARATOR) == len(states) - 1 == len(texts) - 1 and is_unicode(text):
             return texts
-    except _REFUSED:
+    except _ENCODING_ERRORS:
         pass
-    return list(map(one_as_json, states))
+    return list(map(display_json, states))
 
 
-def one_as_json(state: Any) -> str | None:
-    """JSON for people: whatever can be written as such, even if it reads as something else."""
+def display_json(state: Any) -> str | None:
+    """Return a value as JSON for display, even if it would be read as something else; None if it cannot be encoded."""
     try:
         text = _json(state)
-    except _REFUSED:
+    except _ENCODING_ERRORS:
         return None
     return text if is_unicode(text) else None
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8."""
+    """Return whether a text can be encoded as UTF-8."""
     if text.isascii():
         return True
     try:
@@ -155,12 +161,12 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _whole(digits: str) -> int:
-    """A number of any length; Python itself reads some thousand digits, or as many as it is told to."""
+def _parse_int(digits: str) -> int:
+    """Return a whole number of any length. Python's `int` refuses more than some thousand digits."""
     try:
         return int(digits)
     except ValueError:
         half = len(digits) // 2
-        high, low = _whole(digits[:half]), _whole(digits[half:])
+        high, low = _parse_int(digits[:half]), _parse_int(digits[half:])
         shift: int = 10 ** (len(digits) - half)
         return high * shift + (-low if digits.startswith("-") else low)

@@ -1,33 +1,34 @@
-"""The store: all snapshots of a flow, in one directory.
+"""Store all snapshots of a flow in one directory.
 
 Layout, below `<url>/<flow>/`::
 
     manifests/<id>.json                                         a committed snapshot; written last
     data/<id>/<stage>/<step>/worker-<n>-g<generation>.parquet   state, written for that snapshot
-    attempts/<id>.json                                          what became of each attempt; for people
-    run.json                                                    the highest generation and id that were given out, and
-                                                                what tells this directory from others
-    format                                                      which format the directory has (formats.py)
-    lock                                                        who works here
+    attempts/<id>.json                                          how each attempt ended; for people
+    run.json                                                    the highest generation and id given out so far, and the
+                                                                identity of this directory
+    format                                                      the format of the directory (formats.py)
+    lock                                                        the job that works here
 
-Ids have twelve digits; what is not safe in a path is percent-encoded in the names of flows, stages and steps.
+Ids have twelve digits. In the names of flows, stages and steps, characters that are not safe in a path are
+percent-encoded.
 
 Rules:
 
 1. Workers write parts, and nothing else. A part is never overwritten. A worker of an older generation that goes on
-   writing does no harm: its files have names of their own, and no manifest names them.
-2. Everything else is written by the one driver that holds the lock, and by no other: what it writes is refused if the
-   lock is not held, or was lost.
+   writing does no harm: its files have their own names, and no manifest lists them.
+2. Everything else is written only by the driver that holds the lock: its writes are refused if it does not hold the
+   lock, or has lost it.
 3. Ids and generations are never given out twice. They are written down before they are used (`next_run`,
-   `use_generation`, `begun`), and are above everything that any file shows.
-4. A snapshot is committed when its manifest is there. Parts first, for good, then the manifest. Whoever loads one makes
-   sure first that it is there for good.
-5. A snapshot that is not whole is refused, never loaded in part, and never skipped without a word.
-6. `clean` drops manifests first and parts after, so that no manifest ever names what is gone. It keeps what is loaded
-   from, and what a snapshot under way may be writing. While it cannot know which parts a damaged manifest names, it
-   keeps them all.
+   `use_generation`, `begun`), and are higher than those in any file.
+4. A snapshot is committed when its manifest exists. The parts are made durable first, then the manifest is written.
+   Before a manifest is loaded, its directory entry is made durable.
+5. A snapshot with a missing or damaged file is refused: it is never loaded in part, and never skipped silently.
+6. `clean` deletes manifests first and parts after, so that no manifest ever lists a deleted part. It keeps the snapshot
+   that was loaded, and files that a snapshot under way may be writing. While a damaged manifest hides which parts it
+   lists, `clean` keeps all parts.
 7. A directory or a manifest of a later version of Railgun is refused by name (`FormatError`), and nothing is changed.
-   It is never taken for a damaged one, and no older snapshot is loaded in its place.
+   It is never treated as damaged, and no older snapshot is loaded in its place.
 """
 
 from __future__ import annotations
@@ -63,18 +64,19 @@ from railgun.storage.lock import Lock
 from railgun.storage.object_store import Disk, open_disk
 
 STORE_FORMAT: Final = Format("railgun snapshots", 1)
-"""Of the directory of a flow's snapshots."""
+"""Format of the directory of a flow's snapshots."""
 ATTEMPTS_KEPT: Final = 200
 _ID: Final = re.compile(r"[0-9]{12,18}")
 _FILE: Final = re.compile(r"[0-9]{12,18}\.json")
-_LEAP: Final = 1000  # when run.json is lost: more than any generations that may have left no trace
+# Added if run.json is lost: more numbers than may have been used without a trace.
+_LEAP: Final = 1000
 
 State = Literal["committed", "failed", "aborted", "running"]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The first generation and the first snapshot a driver may use."""
+    """The first generation and the first snapshot that a driver may use."""
 
     generation: int
     snapshot: int
@@ -82,35 +84,35 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What became of a snapshot that was begun; for people."""
+    """The result of an attempt to take a snapshot, for people."""
 
     snapshot: int
     state: State
     full: bool
     why: str
-    """Why it was taken."""
+    """Why the snapshot was taken."""
     began: float
     ended: float | None = None
     error: str | None = None
     """Why it failed."""
     size: int = 0
-    """Bytes that were written for it."""
+    """Bytes written for the snapshot."""
     rows: int = 0
     phases: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What `clean` has deleted."""
+    """The result of `clean`: numbers of deleted files."""
 
     manifests: int
     parts: int
     undecided: tuple[str, ...] = ()
-    """Damaged manifests: because of them no part was deleted."""
+    """Damaged manifests. If there are any, no part was deleted."""
 
 
 class SnapshotStore:
-    """The snapshots of a flow. `url`: a directory, a URL that pyarrow opens, or a `Disk`.
+    """The snapshots of one flow. `url`: a directory, a URL that pyarrow opens, or a `Disk`.
 
     >>> import tempfile
     >>> store = SnapshotStore(tempfile.mkdtemp(), "demo")
@@ -135,7 +137,7 @@ class SnapshotStore:
         self._format_known = False
 
     def where(self, path: str = "") -> str:
-        """The name of a file for people."""
+        """Return the location of a file, for messages."""
         return self.disk.where(self._at(path))
 
     # ------------------------------------------------------------ workers
@@ -150,18 +152,18 @@ class SnapshotStore:
         data: bytes,
         rows: int,
     ) -> Part:
-        """Write the state of a step on a worker, for good."""
+        """Write the state of a step on a worker durably, and return its entry for the manifest."""
         directory = f"data/{_number(snapshot)}/{encode_name(stage)}/{encode_name(step)}"
-        told = checksum(data)
+        digest = checksum(data)
         path = f"{directory}/worker-{worker}-g{generation}.parquet"
         if self.disk.exists(self._at(path)):
-            # Never overwritten: a manifest may name it. Somebody else must have been this worker.
-            path = f"{directory}/worker-{worker}-g{generation}-{told[-16:]}.parquet"
+            # A manifest may list this file, so it is not overwritten. Another process must have been this worker.
+            path = f"{directory}/worker-{worker}-g{generation}-{digest[-16:]}.parquet"
         self.disk.write(self._at(path), data)
-        return Part(path, snapshot, stage, step, worker, rows, len(data), told)
+        return Part(path, snapshot, stage, step, worker, rows, len(data), digest)
 
     def read_part(self, part: Part) -> bytes:
-        """A part, if it is what was written."""
+        """Return the content of a part. Raises `DamagedError` if it is not what was written."""
         try:
             data = self.disk.read(self._at(part.path))
         except MissingError as error:
@@ -176,10 +178,10 @@ class SnapshotStore:
             raise damaged(self.where(part.path), "its checksum does not fit its content")
         return data
 
-    # ------------------------------------------------------------ the driver: who, and which numbers
+    # ------------------------------------------------------------ the driver: lock and numbers
 
     def acquire(self) -> None:
-        """Be the only job here; `LockedError` says who is."""
+        """Lock the directory for this job. Raises `LockedError`, which names the job that holds the lock."""
         if self._lock is not None:
             raise SnapshotError(f"{self.where()} is acquired already, by this very store")
         due = self._check_format()
@@ -188,12 +190,12 @@ class SnapshotStore:
             try:
                 self.disk.write(self._at(FORMAT_FILE), STORE_FORMAT.dump())
             except DiskError:
-                if STORE_FORMAT.version > 1:  # without the file a directory has version 1
+                if STORE_FORMAT.version > 1:  # a directory without the file has version 1
                     self.release()
                     raise
 
     def _check_format(self) -> bool:
-        """Refuse a directory of a later version; return whether its format file has to be written."""
+        """Refuse a directory of a later version. Return whether its format file has to be written."""
         try:
             content = self.disk.read(self._at(FORMAT_FILE))
         except MissingError:
@@ -208,24 +210,25 @@ class SnapshotStore:
         return due
 
     def release(self) -> None:
-        """Let others be it."""
+        """Release the directory's lock, so that another job can acquire it."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
 
     def identity(self) -> str:
-        """Return what tells this directory from others: made once, by the first run; empty: there was none.
+        """Return the random identity of this directory, which the first run made; empty before that.
 
-        What a flow has staged in a sink is its own by that: another job of the same flow has another directory.
+        It marks the output that a flow has staged in a sink as its own: another job of the same flow has another
+        directory.
         """
         try:
-            told = unseal("run", self.disk.read(self._at("run.json")), self.where("run.json"))
+            run = unseal("run", self.disk.read(self._at("run.json")), self.where("run.json"))
         except MissingError:
             return ""
-        return str(told.get("identity", ""))
+        return str(run.get("identity", ""))
 
     def next_run(self) -> Run:
-        """Numbers above all that were ever given out; written down before they are."""
+        """Return numbers above all that were ever given out, after writing them down."""
         self._must_hold()
         generation, snapshot = self._counters()
         run = Run(generation + 1, snapshot + 1)
@@ -233,26 +236,26 @@ class SnapshotStore:
         return run
 
     def use_generation(self, generation: int) -> None:
-        """A generation is about to begin; to be called before its workers hear of it."""
+        """Record durably that a generation is about to begin. Call this before its workers hear of it."""
         self._must_hold()
-        known, snapshot = self._counters()
-        if generation > known:
+        last_generation, snapshot = self._counters()
+        if generation > last_generation:
             self._write_counters(generation, snapshot)
 
     def _counters(self) -> tuple[int, int]:
-        """The highest generation and snapshot that were ever given out."""
+        """Return the highest generation and snapshot that were ever given out. Raises `DamagedError`."""
         generations, snapshots = [0], [0]
         snapshots += self._ids("attempts") + self._ids("manifests")
         for name in self.disk.list(self._at("data")):
             snapshots.append(_number_in(name) or 0)
-            found = re.search(r"-g(\d+)", name.rpartition("/")[2])
-            generations.append(int(found[1]) if found else 0)
+            match = re.search(r"-g(\d+)", name.rpartition("/")[2])
+            generations.append(int(match[1]) if match else 0)
         generations += [manifest.generation for manifest in self.manifests([])]
         generation, snapshot = max(generations), max(snapshots)
         name = self.where("run.json")
         try:
-            told = unseal("run", self.disk.read(self._at("run.json")), name)
-            return max(generation, int(told["generation"])), max(snapshot, int(told["snapshot"]))
+            run = unseal("run", self.disk.read(self._at("run.json")), name)
+            return max(generation, int(run["generation"])), max(snapshot, int(run["snapshot"]))
         except MissingError:
             fresh = generation == snapshot == 0
             return (0, 0) if fresh else (generation + _LEAP, snapshot + _LEAP)
@@ -263,34 +266,41 @@ class SnapshotStore:
             ) from error
 
     def _write_counters(self, generation: int, snapshot: int) -> None:
-        content = {
+        counters = {
             "format": FORMAT,
             "flow": self.flow,
             "generation": generation,
             "snapshot": snapshot,
             "identity": self.identity() or uuid.uuid4().hex,
         }
-        self.disk.write(self._at("run.json"), seal("run", content))
+        self.disk.write(self._at("run.json"), seal("run", counters))
 
     # ------------------------------------------------------------ the driver: taking snapshots
 
     def begun(self, snapshot: int, full: bool, why: str) -> None:
-        """A snapshot is about to be taken; to be called before workers hear of it. Its id is used up."""
+        """Record that a snapshot is about to be taken. Call this before workers hear of it; it uses up the id."""
         self._must_hold()
         if self.disk.exists(self._at(_attempt_path(snapshot))) or self.has(snapshot):
             raise SnapshotError(
                 f"snapshot {snapshot} of {self.flow!r} has been begun before; ids are used once"
             )
-        told = {"format": FORMAT, "snapshot": snapshot, "state": "begun", "full": full, "why": why}
-        told |= {"began": time.time()}
-        self._write_attempt(told)
-        self._running[snapshot] = told
+        attempt = {
+            "format": FORMAT,
+            "snapshot": snapshot,
+            "state": "begun",
+            "full": full,
+            "why": why,
+        }
+        attempt |= {"began": time.time()}
+        self._write_attempt(attempt)
+        self._running[snapshot] = attempt
 
     def commit(self, manifest: Manifest) -> None:
-        """Make a snapshot count. When this returns it does, for good; if it raises, it does not.
+        """Commit a snapshot by writing its manifest. When this returns, the commit is durable; if it raises, there is
+        none.
 
-        Only after `UndecidedError` nobody knows: then call `take_back` until it returns, and go back to no older
-        snapshot before.
+        Only `UndecidedError` leaves open whether the manifest exists: then call `take_back` until it returns, and load
+        no older snapshot before.
         """
         self._must_hold()
         if manifest.flow != self.flow:
@@ -302,9 +312,9 @@ class SnapshotStore:
             raise SnapshotError(
                 f"snapshot {manifest.snapshot} of {self.flow!r} comes after {newest}, which is committed"
             )
-        there = set(self.disk.list(self._at("data")))
+        data_files = set(self.disk.list(self._at("data")))
         for part in manifest.parts:
-            if part.path.removeprefix("data/") not in there:
+            if part.path.removeprefix("data/") not in data_files:
                 raise DamagedError(
                     f"snapshot {manifest.snapshot} cannot be committed: {self.where(part.path)} is gone"
                 )
@@ -315,114 +325,118 @@ class SnapshotStore:
             self._take_back(manifest.snapshot, error)
             raise
         self._pinned = None
-        told = self._running.pop(manifest.snapshot, None) or {
+        attempt = self._running.pop(manifest.snapshot, None) or {
             "format": FORMAT,
             "snapshot": manifest.snapshot,
             "full": manifest.full,
             "why": "",
             "began": manifest.began,
         }
-        with contextlib.suppress(DiskError):  # it is committed; the record is for people
-            self._write_attempt(told | _ending(manifest))
+        with contextlib.suppress(DiskError):
+            # The snapshot is committed; the attempt is only for people.
+            self._write_attempt(attempt | _ending(manifest))
 
     def take_back(self, snapshot: int) -> None:
-        """Delete the manifest of a commit that raised `UndecidedError`, for good; raise it again if that fails."""
+        """Delete the manifest of a commit that raised `UndecidedError`, durably. Raises it again if that fails."""
         self._must_hold()
         self._take_back(snapshot, None)
 
     def _take_back(self, snapshot: int, error: Exception | None) -> None:
-        """Delete a manifest whose write raised `error` for good: some disks raise, and have it all the same.
+        """Delete a manifest whose write raised `error`, durably: some disks raise although the file was written.
 
-        A manifest that comes back after a power cut would name output that a later generation has thrown away.
+        A manifest that reappears after a power cut would list output that a later generation has discarded.
         """
         path = self._at(_manifest_path(snapshot))
         try:
             if error is not None and not self.disk.exists(path):
-                return  # it never got its name
+                return  # the file was never renamed to its final name
             self.disk.delete(path)
             self.disk.sync(self._at("manifests"))
-        except DiskError as again:
+        except DiskError as delete_error:
             raise UndecidedError(
-                f"snapshot {snapshot} of {self.flow!r} could not be committed ({error or again}), and its "
-                f"manifest could not be taken back: {again}"
-            ) from again
+                f"snapshot {snapshot} of {self.flow!r} could not be committed ({error or delete_error}), and its "
+                f"manifest could not be taken back: {delete_error}"
+            ) from delete_error
 
     def failed(self, snapshot: int, why: str) -> None:
-        """A snapshot has not come about. If not even this can be written, it is kept in mind."""
+        """Record that a snapshot has failed. If even this cannot be written, it is kept in memory."""
         self._must_hold()
         if self.has(snapshot):
             raise SnapshotError(
                 f"snapshot {snapshot} of {self.flow!r} is committed, and cannot fail"
             )
-        told = self._running.pop(snapshot, None) or self._read_attempt(snapshot)
-        told = told or {"format": FORMAT, "snapshot": snapshot, "full": False, "why": ""}
-        told = {"began": time.time()} | told
-        told |= {"state": "failed", "error": why, "ended": time.time()}
+        attempt = self._running.pop(snapshot, None) or self._read_attempt(snapshot)
+        attempt = attempt or {"format": FORMAT, "snapshot": snapshot, "full": False, "why": ""}
+        attempt = {"began": time.time()} | attempt
+        attempt |= {"state": "failed", "error": why, "ended": time.time()}
         try:
-            self._write_attempt(told)
+            self._write_attempt(attempt)
         except DiskError:
-            self._running[snapshot] = told
+            self._running[snapshot] = attempt
 
     def attempts(self) -> list[Attempt]:
-        """All attempts that are remembered, newest first."""
+        """Return all recorded attempts, newest first."""
         committed = {manifest.snapshot: manifest for manifest in self.manifests([])}
         ids = set(self._ids("attempts"))
         ids |= committed.keys() | self._running.keys()
-        busy = self._lock is not None or self.disk.holder(self._at("lock")) is not None
+        locked = self._lock is not None or self.disk.holder(self._at("lock")) is not None
         newest = max(ids, default=0)
-        found = []
+        attempts = []
         for snapshot in sorted(ids, reverse=True):
-            told = self._running.get(snapshot) or self._read_attempt(snapshot) or {}
+            attempt = self._running.get(snapshot) or self._read_attempt(snapshot) or {}
             if snapshot in committed:
-                told = {"why": "", "began": committed[snapshot].began} | told
-                told |= {"full": committed[snapshot].full} | _ending(committed[snapshot])
+                attempt = {"why": "", "began": committed[snapshot].began} | attempt
+                attempt |= {"full": committed[snapshot].full} | _ending(committed[snapshot])
             state: State = "aborted"
-            if told.get("state") in ("committed", "failed"):
-                state = told["state"]
-            elif snapshot in self._running or (busy and self._lock is None and snapshot == newest):
+            if attempt.get("state") in ("committed", "failed"):
+                state = attempt["state"]
+            elif snapshot in self._running or (
+                locked and self._lock is None and snapshot == newest
+            ):
                 state = "running"
-            found.append(
+            attempts.append(
                 Attempt(
                     snapshot,
                     state,
-                    bool(told.get("full")),
-                    str(told.get("why", "")),
-                    float(told.get("began", 0.0)),
-                    told.get("ended"),
-                    told.get("error"),
-                    int(told.get("size", 0)),
-                    int(told.get("rows", 0)),
-                    dict(told.get("phases", {})),
+                    bool(attempt.get("full")),
+                    str(attempt.get("why", "")),
+                    float(attempt.get("began", 0.0)),
+                    attempt.get("ended"),
+                    attempt.get("error"),
+                    int(attempt.get("size", 0)),
+                    int(attempt.get("rows", 0)),
+                    dict(attempt.get("phases", {})),
                 )
             )
-        return found
+        return attempts
 
     # ------------------------------------------------------------ loading
 
     def manifests(
         self, damaged: list[SnapshotError | StorageError] | None = None
     ) -> list[Manifest]:
-        """All committed snapshots, newest first.
+        """Return the manifests of all committed snapshots, newest first.
 
-        One that cannot be read is an error; or, if a list `damaged` is given, its error goes there and the others come.
-        One of a later version of Railgun is always an error (`FormatError`).
+        Raises the error of a manifest that cannot be read. If a list `damaged` is given, such errors are appended to it
+        instead, and the other manifests are returned. A manifest of a later version of Railgun always raises
+        `FormatError`.
         """
-        found = []
+        manifests = []
         for snapshot in self._ids("manifests"):
             try:
-                found.append(self.get(snapshot))
+                manifests.append(self.get(snapshot))
             except MissingError:
-                continue  # cleaned away since it was listed
+                continue  # `clean` has deleted it since it was listed
             except FormatError:
                 raise
             except (SnapshotError, StorageError) as error:
                 if damaged is None:
                     raise
                 damaged.append(error)
-        return found
+        return manifests
 
     def get(self, snapshot: int) -> Manifest:
-        """A committed snapshot; `MissingError` if there is none of this id."""
+        """Return the manifest of a committed snapshot. Raises `MissingError` if there is no such snapshot."""
         if not self._format_known:
             self._check_format()
         path = _manifest_path(snapshot)
@@ -430,9 +444,9 @@ class SnapshotStore:
         try:
             data = self.disk.read(self._at(path))
         except MissingError as error:
-            there = ", ".join(map(str, reversed(self._ids("manifests"))))
+            numbers = ", ".join(map(str, reversed(self._ids("manifests"))))
             raise MissingError(
-                f"{name} is not there: {self.flow!r} has no snapshot {snapshot}; it has {there or 'none'}."
+                f"{name} is not there: {self.flow!r} has no snapshot {snapshot}; it has {numbers or 'none'}."
             ) from error
         manifest = Manifest.from_json(data, name)
         if manifest.flow != self.flow:
@@ -447,41 +461,45 @@ class SnapshotStore:
         return manifest
 
     def committed_at(self, snapshot: int) -> float | None:
-        """When a snapshot was committed, also one that has been cleaned away; None if nobody remembers."""
+        """Return when a snapshot was committed, also one that `clean` has deleted; None if there is no record of it."""
         try:
             return self.get(snapshot).committed
         except (SnapshotError, StorageError):
-            told = self._read_attempt(snapshot) or {}
-        ended = told.get("ended") if told.get("state") == "committed" else None
+            attempt = self._read_attempt(snapshot) or {}
+        ended = attempt.get("ended") if attempt.get("state") == "committed" else None
         return float(ended) if isinstance(ended, int | float) else None
 
     def check(self, manifest: Manifest, thorough: bool = True) -> None:
-        """`DamagedError`, if a part is gone or damaged; if not `thorough`, only gone."""
+        """Raise `DamagedError` if a part of a snapshot is missing or damaged.
+
+        `thorough`: read every part and compare its checksum; otherwise only check that the files exist.
+        """
         if thorough:
             for part in manifest.parts:
                 self.read_part(part)
             return
-        there = set(self.disk.list(self._at("data")))
+        data_files = set(self.disk.list(self._at("data")))
         for part in manifest.parts:
-            if part.path.removeprefix("data/") not in there:
+            if part.path.removeprefix("data/") not in data_files:
                 raise damaged(
                     self.where(part.path), f"it is gone, and {self._named(manifest)} names it"
                 )
 
     def latest(self, allow_older: bool = False, thorough: bool = True) -> Manifest | None:
-        """The newest committed snapshot; None if nothing was ever committed.
+        """Return the newest committed snapshot, or None if there is none, and pin it (`pin`).
 
-        If it is not whole: `DamagedError`; or, with `allow_older`, the next older one that is. `thorough` reads every
-        part and compares its checksum, or else looks only whether it is there: workers compare it when they load.
+        If it is damaged, raise `DamagedError`, or with `allow_older` return the next older undamaged one. `thorough`:
+        compare the checksum of every part; otherwise only check that the files exist, because workers compare checksums
+        when they load them.
         """
         self.disk.sync(self._at("manifests"))
-        wrong: list[SnapshotError | StorageError] = []
+        errors: list[SnapshotError | StorageError] = []
         for snapshot in self._ids("manifests"):
             try:
                 manifest = self.get(snapshot)
                 self.check(manifest, thorough)
             except (DamagedError, MissingError) as error:
-                wrong.append(error)
+                errors.append(error)
                 if allow_older:
                     continue
                 raise DamagedError(
@@ -490,61 +508,62 @@ class SnapshotStore:
                 ) from error
             self.pin(manifest)
             return manifest
-        if wrong:
+        if errors:
             raise DamagedError(
-                f"none of the snapshots of {self.flow!r} is whole: " + " ".join(map(str, wrong))
-            ) from wrong[0]
+                f"none of the snapshots of {self.flow!r} is whole: " + " ".join(map(str, errors))
+            ) from errors[0]
         return None
 
     def pin(self, manifest: Manifest) -> None:
-        """A flow is loaded from this one: `clean` keeps it until another is committed. `latest` does this itself."""
+        """Let `clean` keep this snapshot, which a flow is loaded from, until another is committed."""
         self._pinned = manifest
 
     # ------------------------------------------------------------ retention
 
     def clean(self, keep: int = 3) -> Cleaned:
-        """Keep the newest snapshots, and delete what only older ones need."""
+        """Keep the newest `keep` snapshots, and delete older ones with the parts that only they list."""
         self._must_hold()
         if keep < 1:
             raise SnapshotError(f"at least one snapshot is kept, not {keep}")
         numbers = self._ids("manifests")
         kept: dict[int, Manifest] = {}
-        unknown: list[int] = []
+        unreadable: list[int] = []
         for number in numbers:
             if len(kept) == keep:
                 break
             try:
                 kept[number] = self.get(number)
             except (SnapshotError, StorageError):
-                unknown.append(number)
+                unreadable.append(number)
         if self._pinned is not None:
             kept.setdefault(self._pinned.snapshot, self._pinned)
-        dropped = [number for number in numbers if number not in kept and number not in unknown]
+        dropped = [number for number in numbers if number not in kept and number not in unreadable]
         for number in dropped:
             self._remember(number)
             self.disk.delete(self._at(_manifest_path(number)))
         deleted = 0
-        if dropped:  # for good: after a loss of power none is there again whose parts are gone
+        if dropped:
+            # Durably, so that after a power cut no manifest reappears whose parts are deleted.
             self.disk.sync(self._at("manifests"))
-        if numbers and not unknown:
-            named = {part.path for manifest in kept.values() for part in manifest.parts}
+        if numbers and not unreadable:
+            listed = {part.path for manifest in kept.values() for part in manifest.parts}
             for name in self.disk.list(self._at("data")):
-                belongs = _number_in(name)
-                if f"data/{name}" not in named and belongs is not None and belongs <= numbers[0]:
+                owner = _number_in(name)
+                if f"data/{name}" not in listed and owner is not None and owner <= numbers[0]:
                     self.disk.delete(self._at(f"data/{name}"))
                     deleted += 1
         for number in self._ids("attempts")[ATTEMPTS_KEPT:]:
             self.disk.delete(self._at(_attempt_path(number)))
-        because = tuple(self.where(_manifest_path(number)) for number in unknown)
-        return Cleaned(len(dropped), deleted, because)
+        undecided = tuple(self.where(_manifest_path(number)) for number in unreadable)
+        return Cleaned(len(dropped), deleted, undecided)
 
     def _remember(self, snapshot: int) -> None:
-        """See to it that the record of an attempt says how it ended, before its manifest goes."""
-        told = self._read_attempt(snapshot)
-        if told is None or told.get("state") != "begun":
+        """Record in the attempt of a snapshot how it ended, before its manifest is deleted."""
+        attempt = self._read_attempt(snapshot)
+        if attempt is None or attempt.get("state") != "begun":
             return
         with contextlib.suppress(SnapshotError, StorageError):
-            self._write_attempt(told | _ending(self.get(snapshot)))
+            self._write_attempt(attempt | _ending(self.get(snapshot)))
 
     # ------------------------------------------------------------ files
 
@@ -552,7 +571,7 @@ class SnapshotStore:
         return f"{self._home}/{path}" if path else self._home
 
     def _ids(self, directory: str) -> list[int]:
-        """The snapshots that have a file there, newest first; what somebody else has put there is left alone."""
+        """Return the ids of the snapshots that have a file in `directory`, newest first, ignoring foreign files."""
         names = self.disk.list(self._at(directory))
         return sorted((int(name[:-5]) for name in names if _FILE.fullmatch(name)), reverse=True)
 
@@ -568,17 +587,17 @@ class SnapshotStore:
             )
 
     def has(self, snapshot: int) -> bool:
-        """Whether a snapshot of this number is committed."""
+        """Return whether the snapshot of this number is committed."""
         return self.disk.exists(self._at(_manifest_path(snapshot)))
 
     def _named(self, manifest: Manifest) -> str:
         return self.where(_manifest_path(manifest.snapshot))
 
-    def _write_attempt(self, told: dict[str, Any]) -> None:
-        self.disk.write(self._at(_attempt_path(told["snapshot"])), seal("attempt", told))
+    def _write_attempt(self, attempt: dict[str, Any]) -> None:
+        self.disk.write(self._at(_attempt_path(attempt["snapshot"])), seal("attempt", attempt))
 
     def _read_attempt(self, snapshot: int) -> dict[str, Any] | None:
-        """None if there is none, or it is damaged: nothing depends on it."""
+        """Return an attempt; None if it is missing or damaged, because nothing depends on it."""
         path = _attempt_path(snapshot)
         try:
             return unseal("attempt", self.disk.read(self._at(path)), self.where(path))
@@ -587,13 +606,13 @@ class SnapshotStore:
 
 
 def encode_name(name: str) -> str:
-    """A name of people's as one that is safe in a path, different for different names.
+    """Return a user's name in a form that is safe in a path and different for different names.
 
     >>> encode_name("count by/name"), encode_name(".."), encode_name("")
     ('count%20by%2Fname', '%2E%2E', '%')
     """
     encoded = quote(name, safe="", errors="surrogatepass")
-    if len(encoded) > 150:  # file systems take 255
+    if len(encoded) > 150:  # file systems allow names of 255 bytes
         encoded = f"{encoded[:100]}%{checksum(encoded.encode())[-32:]}"
     if encoded.startswith("."):
         encoded = encoded.replace(".", "%2E")
@@ -616,7 +635,7 @@ def _number(snapshot: int) -> str:
 
 
 def _number_in(name: str) -> int | None:
-    """The id that a file of data belongs to; None for what somebody else has put there."""
+    """Return the id that a data file belongs to; None for a foreign file."""
     first = name.partition("/")[0]
     return int(first) if _ID.fullmatch(first) else None
 

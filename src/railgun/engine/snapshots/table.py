@@ -1,6 +1,6 @@
-r"""Tables: the state of one step on one worker, as a Parquet file that anybody can read.
+r"""Save the state of one step on one worker as a Parquet file (*table*) that any program can read.
 
-One row a key. The columns, for whoever reads them without Railgun::
+A table has one row for each key. The columns, for readers other than Railgun::
 
     hash          int64    the key's 64-bit hash (`hashing`), bit for bit: Spark has no unsigned numbers
     key           string   for people: text as it is, other keys as JSON, or else as Python shows them
@@ -9,20 +9,20 @@ One row a key. The columns, for whoever reads them without Railgun::
     state_pickle  binary   the state, if `state` is null
     timers        binary   pickle of a list; null if there are none
     ended         bool     the key has seen its end
-    deleted       bool     the key is gone since the last snapshot: no key, no state, no timers follow from this row
+    deleted       bool     the key was deleted since the last snapshot: the row has no state and no timers
     version       int32    of the state, as the user counts
 
 Rules:
 
-1. A row says everything about its key. Rows are told apart, filtered and read one by one: every worker reads all files
-   of a snapshot and keeps what its placement gives it, so nothing is unpickled that belongs to another.
-2. What comes out is what went in, of the same types. JSON is used only where that holds: `plain.py`.
-3. `add` keeps nothing of what it is given: states are mutable and go on changing. A batch of which one row cannot be
-   encoded is not added at all, and the error names the key.
-4. Format 1 is read for ever. What a later format changes, it says in `railgun.format`; this reader refuses what it
+1. A row contains everything about its key. Rows can be filtered and read one by one: every worker reads all files of a
+   snapshot and keeps the rows that its placement gives it, so it unpickles nothing that belongs to another worker.
+2. Values are read back exactly as they were, of the same types. JSON is used only where that holds: `plain.py`.
+3. `add` keeps no reference to its arguments: states are mutable and go on changing. If one row of a batch cannot be
+   encoded, the whole batch is refused, and the error names the key.
+4. Format 1 will always be readable. A later format is marked in `railgun.format`; this reader refuses formats that it
    does not know. Pages have checksums; a damaged file is refused as a whole.
-5. The reader trusts the writer: pickle runs code. Who may write into the directory of snapshots can run programs as
-   the user who loads them.
+5. The reader trusts the writer, because unpickling runs code. Whoever may write into the directory of snapshots can run
+   programs as the user who loads them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, repeat
 from operator import countOf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from railgun.engine.snapshots.arrays import (
-    MANY,
-    MOST,
+    ARRAY_MIN_VALUES,
+    MAX_ARRAY_BYTES,
     Column,
     bits,
     fixed,
@@ -63,27 +62,36 @@ from railgun.engine.snapshots.errors import (
     UnloadableError,
     UnpicklableError,
 )
-from railgun.engine.snapshots.plain import as_json, from_json, is_unicode, one_as_json
+from railgun.engine.snapshots.plain import as_json, display_json, from_json, is_unicode
 from railgun.errors import pass_interrupt
 from railgun.hashing import Hashes
+from railgun.lazy import LazyModule
 from railgun.storage.errors import StorageError
 from railgun.transport.pickling import PROTOCOL, dumps, find_unloadable, may_unpickle_later
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:  # of an extra, and slow to import: when they are needed
+    pa = LazyModule("pyarrow")
+    pq = LazyModule("pyarrow.parquet")
+
+
 FORMAT: Final = 1
 
-_GROUP: Final = 1 << 17  # rows of a group in the file
+_GROUP_ROWS: Final = 1 << 17  # of a row group in the file
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a file, column by column."""
+    """The rows of a table, column by column."""
 
     step: str
     version: int
     hashes: Hashes
     keys: list[Any]
     states: list[Any]
-    """None in rows that say that their key was deleted."""
+    """None in rows of deleted keys."""
     timers: list[list[Any]]
     ended: list[bool]
     deleted: list[bool]
@@ -93,13 +101,13 @@ class Rows:
 
 
 class TableWriter:
-    """Collects rows, and makes a file of them.
+    """Collects rows in memory, and makes a table of them.
 
     >>> from railgun.hashing import hash_keys
     >>> writer = TableWriter("totals", version=1)
     >>> state = {"n": 1}
     >>> writer.add(hash_keys(["ada", "grace"]), ["ada", "grace"], [state, (2, 3)])
-    >>> state["n"] = 100  # too late
+    >>> state["n"] = 100  # has no effect on the table
     >>> rows = read_rows(writer.finish())
     >>> rows.keys, rows.states
     (['ada', 'grace'], [{'n': 1}, (2, 3)])
@@ -110,9 +118,9 @@ class TableWriter:
         self.version = version
         self.rows = 0
         self.size = 0
-        """Bytes so far, before compression, roughly."""
+        """Estimated bytes so far, before compression."""
         self._finished = False
-        self._tried: set[type] = set()  # types of which a value was pickled and unpickled
+        self._tried: set[type] = set()  # types of which one value was pickled and unpickled
         self._hashes = bytearray()
         self._key = Column(pa.string())
         self._key_pickle = Column(pa.binary())
@@ -131,7 +139,7 @@ class TableWriter:
         ended: list[bool] | None = None,
         deleted: list[bool] | None = None,
     ) -> None:
-        """Take rows; all of them, or none and an `EncodingError`. States of deleted keys are not looked at."""
+        """Add rows: all of them, or none if it raises `EncodingError`. States of deleted keys are ignored."""
         count = len(keys)
         for column in (hashes, states, timers, ended, deleted):
             if column is not None and len(column) != count:
@@ -144,14 +152,14 @@ class TableWriter:
             return
         key_texts, key_pickles, size = self._encode_keys(keys)
         if deleted is not None and True in deleted:
-            encoded = self._encode_some_states(keys, states, deleted)
+            encoded = self._encode_states_but_deleted(keys, states, deleted)
         else:
             encoded = self._encode_states(keys, states)
         texts, pickles, more = encoded
-        if more > MOST:
-            self._refuse_giants(keys, texts, pickles)
+        if more > MAX_ARRAY_BYTES:
+            self._refuse_large_values(keys, texts, pickles)
         times = self._encode_timers(keys, timers)
-        # From here on nothing can fail.
+        # Nothing below this line can fail.
         self._hashes += np.ascontiguousarray(hashes, dtype=np.uint64).tobytes()
         self._key.extend(key_texts, count)
         self._key_pickle.extend(key_pickles, count)
@@ -164,11 +172,11 @@ class TableWriter:
         self.size += size + more + 8 * count + sum(map(len, filter(None, times or ())))
 
     def finish(self) -> bytes:
-        """The file. Takes the time of compressing it, most of it without the interpreter's lock."""
+        """Return the content of the file. Compression takes time, mostly without holding the GIL."""
         if self._finished:
             raise SnapshotError(f"step {self.step!r}: a table is finished once")
         self._finished = True
-        schema = _SCHEMA.with_metadata(
+        schema = _schema().with_metadata(
             {
                 "railgun.format": str(FORMAT),
                 "railgun.step": _printable(self.step),
@@ -191,7 +199,7 @@ class TableWriter:
             pq.write_table(
                 pa.Table.from_arrays(columns, schema=schema),
                 file,
-                row_group_size=_GROUP,
+                row_group_size=_GROUP_ROWS,
                 compression="zstd",
                 use_dictionary=["version"],
                 write_statistics=["hash"],
@@ -213,7 +221,7 @@ class TableWriter:
             joined = "".join(keys)
             if is_unicode(joined):
                 return keys, None, len(joined)
-        if len(keys) >= MANY and countOf(map(type, keys), int) == len(keys):
+        if len(keys) >= ARRAY_MIN_VALUES and countOf(map(type, keys), int) == len(keys):
             with contextlib.suppress(OverflowError):
                 numbers = ints(keys)
                 return numbers.cast(pa.string()), pickled_ints(numbers), 20 * len(keys)
@@ -226,66 +234,72 @@ class TableWriter:
         return texts, pickles, sum(map(len, texts)) + sum(map(len, filter(None, pickles)))
 
     def _encode_states(self, keys: list[Any], states: list[Any]) -> _States:
-        if len(states) >= MANY and countOf(map(type, states), int) == len(states):
+        if len(states) >= ARRAY_MIN_VALUES and countOf(map(type, states), int) == len(states):
             with contextlib.suppress(OverflowError):
                 numbers = ints(states).cast(pa.string())
                 return numbers, None, numbers.nbytes
         texts = as_json(states)
-        left = texts.count(None)
-        if not left:
+        unencoded = texts.count(None)
+        if not unencoded:
             return texts, None, sum(map(len, texts))  # type: ignore[arg-type]
         pickles: _Mixed
-        if left == len(states):
+        if unencoded == len(states):
             pickles = self._pickled(keys, states)
             return None, pickles, sum(map(len, pickles))  # type: ignore[arg-type]
-        odd = [at for at, text in enumerate(texts) if text is None]
+        pickled_rows = [at for at, text in enumerate(texts) if text is None]
         pickles = [None] * len(states)
-        found = self._pickled([keys[at] for at in odd], [states[at] for at in odd])
-        for at, pickled in zip(odd, found, strict=True):
+        pickled_states = self._pickled(
+            [keys[at] for at in pickled_rows], [states[at] for at in pickled_rows]
+        )
+        for at, pickled in zip(pickled_rows, pickled_states, strict=True):
             pickles[at] = pickled
         return texts, pickles, sum(map(len, chain(filter(None, texts), filter(None, pickles))))
 
-    def _encode_some_states(
+    def _encode_states_but_deleted(
         self, keys: list[Any], states: list[Any], deleted: list[bool]
     ) -> _States:
-        there = [at for at, gone in enumerate(deleted) if not gone]
+        kept_rows = [at for at, is_deleted in enumerate(deleted) if not is_deleted]
         texts: list[str | None] = [None] * len(keys)
         pickles: _Mixed = [None] * len(keys)
-        some, others, size = self._encode_states(
-            [keys[at] for at in there], [states[at] for at in there]
+        kept_texts, kept_pickles, size = self._encode_states(
+            [keys[at] for at in kept_rows], [states[at] for at in kept_rows]
         )
-        if some is not None:
-            listed = some.to_pylist() if isinstance(some, pa.Array) else some
-            for at, text in zip(there, listed, strict=True):
+        if kept_texts is not None:
+            listed = kept_texts.to_pylist() if isinstance(kept_texts, pa.Array) else kept_texts
+            for at, text in zip(kept_rows, listed, strict=True):
                 texts[at] = text
-        if others is not None:
-            for at, pickled in zip(there, others, strict=True):
+        if kept_pickles is not None:
+            for at, pickled in zip(kept_rows, kept_pickles, strict=True):
                 pickles[at] = pickled
         return texts, pickles, size
 
     def _encode_timers(self, keys: list[Any], timers: list[list[Any]] | None) -> _Mixed | None:
         if timers is None or not any(timers):
             return None
-        found = [at for at, times in enumerate(timers) if times]
+        rows_with_timers = [at for at, key_timers in enumerate(timers) if key_timers]
         pickles: _Mixed = [None] * len(keys)
-        encoded = self._pickled([keys[at] for at in found], [list(timers[at]) for at in found])
-        for at, pickled in zip(found, encoded, strict=True):
+        encoded = self._pickled(
+            [keys[at] for at in rows_with_timers], [list(timers[at]) for at in rows_with_timers]
+        )
+        for at, pickled in zip(rows_with_timers, encoded, strict=True):
             pickles[at] = pickled
         return pickles
 
-    def _refuse_giants(self, keys: list[Any], *columns: list[Any] | pa.Array | None) -> None:
+    def _refuse_large_values(self, keys: list[Any], *columns: list[Any] | pa.Array | None) -> None:
         for column in columns:
             for key, value in zip(keys, column or (), strict=False):
-                if (
-                    isinstance(value, str | bytes) and len(value) > MOST // 4
-                ):  # a character has up to 4 bytes
+                if isinstance(value, str | bytes) and len(value) > MAX_ARRAY_BYTES // 4:
+                    # A character has up to 4 bytes.
                     raise EncodingError(
                         f"step {self.step!r}: the state of key {_short(key)} has {len(value)} bytes, and at most "
-                        f"{MOST // 4} can be saved. Spread it over more keys."
+                        f"{MAX_ARRAY_BYTES // 4} can be saved. Spread it over more keys."
                     )
 
     def _pickled(self, keys: list[Any], values: list[Any]) -> list[Any]:
-        """One pickle a value; if there is no other way, with the value's class in it."""
+        """Return the pickle of each value, if necessary with the value's class in it.
+
+        Raises `UnpicklableError` for a value that cannot be pickled, or not be unpickled again.
+        """
         try:
             pickles: list[Any] = list(map(pickle.dumps, values, repeat(PROTOCOL)))
         except BaseException as error:
@@ -304,58 +318,62 @@ class TableWriter:
                 raise StopIteration("raised by the value itself")
         except BaseException as error:
             pass_interrupt(error)
-            what = _what(keys, values, len(pickles))
+            description = _describe(keys, values, len(pickles))
             raise UnpicklableError(
-                f"step {self.step!r}: {what} cannot be saved: {type(error).__name__}: {error}. "
+                f"step {self.step!r}: {description} cannot be saved: {type(error).__name__}: {error}. "
                 "State must be made of what pickle takes: no open files, locks or connections."
             ) from error
 
     def _check_loads(self, keys: list[Any], values: list[Any]) -> None:
-        """Refuse values that were pickled and cannot be unpickled: one of each type is tried for each table."""
-        found = find_unloadable(values, self._tried)
-        if found is not None:
-            at, error = found
+        """Refuse values that can be pickled but not unpickled. One value of each type is tried for each table."""
+        failure = find_unloadable(values, self._tried)
+        if failure is not None:
+            at, error = failure
             raise UnpicklableError(
-                f"step {self.step!r}: {_what(keys, values, at)} can be pickled, but cannot be unpickled: "
+                f"step {self.step!r}: {_describe(keys, values, at)} can be pickled, but cannot be unpickled: "
                 f"{type(error).__name__}: {error}. A class says by __reduce__ or __getstate__ how it is made again."
             ) from error
 
 
-def _what(keys: list[Any], values: list[Any], at: int) -> str:
-    """Name a value of a key, or the key itself."""
+def _describe(keys: list[Any], values: list[Any], at: int) -> str:
+    """Return a phrase that names a value of a key, or the key itself."""
     key, value = keys[at], values[at]
-    what = "the key" if key is value else f"a {type(value).__name__} of key"
-    return f"{what} {_short(key)}"
+    owner = "the key" if key is value else f"a {type(value).__name__} of key"
+    return f"{owner} {_short(key)}"
 
 
 _Mixed = list[bytes | None]
-_States = tuple[list[Any] | pa.Array | None, _Mixed | None, int]
+_States: TypeAlias = "tuple[list[Any] | pa.Array | None, _Mixed | None, int]"
 """The columns `state` and `state_pickle`, None if there is nothing in one, and their bytes."""
 
-_SCHEMA: Final = pa.schema(
-    [
-        pa.field("hash", pa.int64(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("key_pickle", pa.binary()),
-        pa.field("state", pa.string()),
-        pa.field("state_pickle", pa.binary()),
-        pa.field("timers", pa.binary()),
-        pa.field("ended", pa.bool_(), nullable=False),
-        pa.field("deleted", pa.bool_(), nullable=False),
-        pa.field("version", pa.int32(), nullable=False),
-    ]
-)
+
+@cache
+def _schema() -> pa.Schema:
+    """Return the columns of every table."""
+    return pa.schema(
+        [
+            pa.field("hash", pa.int64(), nullable=False),
+            pa.field("key", pa.string(), nullable=False),
+            pa.field("key_pickle", pa.binary()),
+            pa.field("state", pa.string()),
+            pa.field("state_pickle", pa.binary()),
+            pa.field("timers", pa.binary()),
+            pa.field("ended", pa.bool_(), nullable=False),
+            pa.field("deleted", pa.bool_(), nullable=False),
+            pa.field("version", pa.int32(), nullable=False),
+        ]
+    )
 
 
 def _key_texts(keys: list[Any]) -> list[str]:
-    """Keys for people."""
-    return [_printable(key) if type(key) is str else _shown(key) for key in keys]
+    """Return keys as text for people."""
+    return [_printable(key) if type(key) is str else _display(key) for key in keys]
 
 
-def _shown(key: Any) -> str:
+def _display(key: Any) -> str:
     try:
         if not isinstance(key, bytes):
-            text = one_as_json(key)
+            text = display_json(key)
             if text is not None:
                 return text
         return _printable(repr(key))
@@ -369,7 +387,7 @@ def _printable(text: str) -> str:
 
 
 def _short(key: Any) -> str:
-    text = _shown(key)
+    text = _display(key)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -377,8 +395,8 @@ def _short(key: Any) -> str:
 
 
 Calling = Callable[[Sequence[Any], Callable[[], int]], contextlib.AbstractContextManager[Any]]
-"""Given keys, and what tells how many of them are done: the context in which what was saved of them is unpickled."""
-_UNPICKLED: Final = 10_000  # values that are unpickled at once
+"""Makes the context in which values of keys are unpickled, given the keys and a function that counts those done."""
+_UNPICKLE_BATCH: Final = 10_000  # values unpickled by one call
 
 
 def read_rows(
@@ -389,13 +407,14 @@ def read_rows(
     checked: bool = False,
     calling: Calling = lambda keys, done: contextlib.nullcontext(),
 ) -> Rows:
-    """The rows of a file; of those that are not `mine` nothing is unpickled. `name` is for errors.
+    """Return the rows of a table, unpickling only those that are `mine`. `name` is for errors.
 
-    `checked`: the file as a whole was compared with its checksum, so those of its pages, which take as long as all the
-    rest, need not be looked at. `calling` makes the context in which values are unpickled, which may run code of users.
+    `mine`: a function that marks the rows to read by their hashes. `checked`: the file as a whole was compared with its
+    checksum, so the checksums of its pages, which take as long as all the rest, are skipped. `calling` makes the
+    context in which values are unpickled, which may run user code.
 
-    Raises `DamagedError` if the file is not whole, `FormatError` if it is of a later format, and `DecodingError` if a
-    key or state cannot be made, say because its class is no longer there.
+    Raises `DamagedError` if the file is damaged, `FormatError` if it is of a later format, and `DecodingError` if a key
+    or state cannot be decoded, for example because its class no longer exists.
     """
     step, version, file = open_table(pa.BufferReader(data), name, checked=checked)
     hashes, table = _filtered(file, mine, name)
@@ -410,7 +429,7 @@ def read_rows(
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Whatever goes wrong in here, the file is to blame."""
+    """Raise any unexpected error of this block as a `DamagedError` that names the file."""
     try:
         yield
     except (SnapshotError, StorageError):
@@ -425,33 +444,36 @@ def reading(name: str) -> Iterator[None]:
 def open_table(
     source: pa.NativeFile, name: str, *, checked: bool = False
 ) -> tuple[str, int, pq.ParquetFile]:
-    """The step, the version, and the file itself, to be read in part: errors of that go through `reading`."""
+    """Return the step, the version of state, and the open file, to be read in part.
+
+    Read it inside of `reading`, which turns errors into `DamagedError`.
+    """
     with reading(name):
         return _open(source, name, checked)
 
 
 def _open(source: pa.NativeFile, name: str, checked: bool) -> tuple[str, int, pq.ParquetFile]:
     file = pq.ParquetFile(source, page_checksum_verification=not checked)
-    told = file.metadata.metadata or {}
-    if b"railgun.format" not in told:
+    metadata = file.metadata.metadata or {}
+    if b"railgun.format" not in metadata:
         raise DamagedError(
             f"{name} is a Parquet file, but no table of a snapshot: it has no railgun.format"
         )
-    if int(told[b"railgun.format"]) > FORMAT:
+    if int(metadata[b"railgun.format"]) > FORMAT:
         raise FormatError(
-            f"{name} has format {int(told[b'railgun.format'])}, this Railgun reads up to {FORMAT}: "
+            f"{name} has format {int(metadata[b'railgun.format'])}, this Railgun reads up to {FORMAT}: "
             "load it with the version that wrote it, or a newer one."
         )
     fields = {field.name: field for field in file.schema_arrow}
-    if [fields.get(field.name) for field in _SCHEMA] != list(_SCHEMA):
+    if [fields.get(field.name) for field in _schema()] != list(_schema()):
         raise DamagedError(f"{name} has not the columns of a table of a snapshot")
-    return told[b"railgun.step"].decode(), int(told[b"railgun.version"]), file
+    return metadata[b"railgun.step"].decode(), int(metadata[b"railgun.version"]), file
 
 
 def _filtered(
     file: pq.ParquetFile, mine: Callable[[Hashes], NDArray[np.bool_]] | None, name: str
 ) -> tuple[Hashes, pa.Table]:
-    """The rows that are wanted. Which these are the hashes tell: of groups without any nothing else is read."""
+    """Return the rows that are `mine`, with their hashes. Row groups without any are not read beyond the hashes."""
     wanted = None
     groups = list(range(file.num_row_groups))
     if mine is not None:
@@ -463,7 +485,7 @@ def _filtered(
         groups = [group for group in groups if by_group[group].any()]
         wanted = np.concatenate([by_group[group] for group in groups] or [wanted[:0]])
     with reading(name):
-        table = file.read_row_groups(groups, columns=_SCHEMA.names, use_threads=False)
+        table = file.read_row_groups(groups, columns=_schema().names, use_threads=False)
         hashes = hashes_of(table["hash"])
     if wanted is not None and not wanted.all():
         return hashes[wanted], table.filter(bits(wanted))
@@ -479,7 +501,7 @@ def _decoded(
     calling: Calling,
     keys: list[Any] | None = None,
 ) -> list[Any]:
-    """Values that are text in some rows, a pickle in others, and neither (None) in those of deleted keys."""
+    """Return values that are text in some rows, a pickle in others, and neither (None) in rows of deleted keys."""
     count = len(pickles)
     numbers: list[Any] | None
     if pickles.null_count == count and texts.null_count == 0:
@@ -491,22 +513,23 @@ def _decoded(
             return numbers
         owners = texts.to_pylist() if keys is None else keys
         return _unpickled(pickles.to_pylist(), name, step, calling, owners)
-    made: list[Any] = [None] * count
+    values: list[Any] = [None] * count
     text_list, pickle_list = texts.to_pylist(), pickles.to_pylist()
     at_pickles = [at for at, pickled in enumerate(pickle_list) if pickled is not None]
     at_texts = [
         at for at, text in enumerate(text_list) if text is not None and pickle_list[at] is None
     ]
-    for at, value in zip(at_texts, decode([text_list[at] for at in at_texts], name), strict=True):
-        made[at] = value
+    decoded = decode([text_list[at] for at in at_texts], name)
+    for at, value in zip(at_texts, decoded, strict=True):
+        values[at] = value
     owners = text_list if keys is None else keys
-    found = _unpickled(
+    unpickled = _unpickled(
         *([pickle_list[at] for at in at_pickles], name, step, calling),
         [owners[at] for at in at_pickles],
     )
-    for at, value in zip(at_pickles, found, strict=True):
-        made[at] = value
-    return made
+    for at, value in zip(at_pickles, unpickled, strict=True):
+        values[at] = value
+    return values
 
 
 def _as_they_are(texts: list[str], name: str) -> list[Any]:
@@ -529,43 +552,43 @@ def _unpickled(
     values: list[Any] = []
     with calling(keys, values.__len__):
         try:
-            for at in range(0, len(pickles), _UNPICKLED):
-                _unpickle_some(pickles[at : at + _UNPICKLED], values)
+            for at in range(0, len(pickles), _UNPICKLE_BATCH):
+                _unpickle_batch(pickles[at : at + _UNPICKLE_BATCH], values)
         except BaseException as error:
             pass_interrupt(error)
             kind = DecodingError if may_unpickle_later(error) else UnloadableError
             raise kind(
-                f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be made again: "
+                f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be unpickled: "
                 f"{type(error).__name__}: {error}. Its class must be found under the name it had when it was saved."
             ) from error
     return values
 
 
-def _unpickle_some(pickles: list[bytes], values: list[Any]) -> None:
-    """Add these values to others: a call that returns soon, so that whoever looks from outside sees it get on."""
-    there = len(values)
+def _unpickle_batch(pickles: list[bytes], values: list[Any]) -> None:
+    """Append the unpickled values to `values`. Batches are small, so that the liveness check sees progress."""
+    count_before = len(values)
     values.extend(map(pickle.loads, pickles))
-    if len(values) - there < len(pickles):
+    if len(values) - count_before < len(pickles):
         raise StopIteration("raised by the value itself")
 
 
 def _timers(
     column: pa.ChunkedArray, name: str, step: str, calling: Calling, keys: list[Any]
 ) -> list[list[Any]]:
-    timers: list[list[Any]] = [[]] * len(column)  # one for all: most keys have none, ever
+    timers: list[list[Any]] = [[]] * len(column)  # one shared list: most keys never have timers
     if column.null_count < len(column):
         listed = column.to_pylist()
-        there = [at for at, pickled in enumerate(listed) if pickled is not None]
-        pickles = [listed[at] for at in there]
-        found = _unpickled(pickles, name, step, calling, [keys[at] for at in there])
-        for at, times in zip(there, found, strict=True):
-            timers[at] = times
+        rows_with_timers = [at for at, pickled in enumerate(listed) if pickled is not None]
+        pickles = [listed[at] for at in rows_with_timers]
+        unpickled = _unpickled(pickles, name, step, calling, [keys[at] for at in rows_with_timers])
+        for at, key_timers in zip(rows_with_timers, unpickled, strict=True):
+            timers[at] = key_timers
     return timers
 
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Many objects that all stay: looking again and again for garbage among them would take most of the time."""
+    """Turn the garbage collector off: scanning many new objects, which all stay, would take most of the time."""
     if not gc.isenabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""Where the state of keys is kept: in memory, or on disk where it outgrows it. See docs/design/state.md."""
+"""Keep the state of keys in memory, or on disk when it outgrows memory. See docs/design/state.md."""
 
 from __future__ import annotations
 

@@ -1,22 +1,24 @@
-"""State on disk: keys that were touched lately are in memory, the others in a database, which is scratch.
+"""Keep state on disk: recently used keys are in memory, the others in a database that is deleted with the process.
 
-How it is kept, for one step (`DiskStore`):
+How the state of one step is kept (`DiskStore`):
 
-1. A key is *hot* (in `states`) or *cold* (on disk only). `fetch` makes keys hot, one read for all of them.
-2. What is on disk of a hot key is its *copy*: out of date, and not looked at. So bringing a key in writes nothing, and
-   the copy is written over when the key goes cold again. A hot key that is forgotten leaves its copy behind; the next
-   `fetch` deletes it, which is why only keys that were fetched may be touched.
-3. When hot keys take more memory than they should, `fetch` first writes the coldest out, one write for all of them, and
-   never more than in proportion to the batch: a batch does not wait for what others have left.
-4. What was touched when is known by *ages*, sets of keys: the present one takes the keys of every batch, and is
-   followed by another when it has grown to a part of what fits. The coldest keys are those of the oldest age that are
-   in no later one. So nothing is done for a single key when it is touched.
-5. A key is found by its stable hash, under which lies its *record*: the key and its state, pickled. Equal keys hash
-   equal, whatever they are pickled to. Keys that are not equal and share a hash share the record: such hashes are known
-   (`_shared`), since a record is written over unseen only where it is certain to be of this key alone.
-6. A key that is not equal to itself after pickling (one with a NaN in it) would never be found again, and stays hot.
+1. A key is *hot* (in `states`) or *cold* (on disk only). `fetch` makes keys hot, with one read for all of them.
+2. What the disk holds of a hot key is its *copy*, which is outdated and never read. So loading a key writes nothing,
+   and the copy is overwritten when the key becomes cold again. A hot key whose state is deleted leaves its copy behind;
+   the next `fetch` deletes the copy, which is why only keys that were fetched may be touched.
+3. When hot keys take more memory than their share, `fetch` first writes the coldest of them to disk, with one write for
+   all, and never more than in proportion to the batch: a batch does not pay for the backlog of others.
+4. *Ages*, sets of keys, tell which keys were used when: the current age collects the keys of every batch, and a new age
+   begins when it has grown to a fraction of the keys that fit. The coldest keys are those of the oldest age that are in
+   no later age. So using a single key costs no bookkeeping of its own.
+5. A key is found by its stable hash, under which its *record* is stored: the key and its state, pickled. Equal keys
+   have equal hashes, even if their pickles differ. Keys that are not equal but share a hash share the record: such
+   hashes are remembered (`_shared`), because a record may be overwritten without reading it only if it certainly holds
+   this key alone.
+6. A key that does not equal itself after pickling (for example with a NaN in it) would never be found again, so it
+   stays hot.
 
-Nothing here survives the process: snapshots are what keeps state safe.
+Nothing here survives the process: snapshots keep state safe.
 """
 
 from __future__ import annotations
@@ -42,15 +44,14 @@ from railgun.hashing import hash_keys
 from railgun.transport.pickling import dumps
 
 MIB: Final = 1 << 20
-AGES: Final = 16  # the present age ends when it has one part in so many of the keys that fit
-MOST_AGES: Final = 2 * AGES
-FEW: Final = 1_024
-SAMPLES: Final = 2  # states of each batch whose size is looked at
-STRIDE: Final = 7_919
-SMOOTH: Final = 0.05  # what one of them counts
-OVERHEAD: Final = (
-    260  # bytes of memory a hot key takes beside key and state: places in dicts and sets
-)
+AGES: Final = 16  # the current age ends when it holds 1/AGES of the keys that fit into memory
+MAX_AGES: Final = 2 * AGES
+MIN_KEYS: Final = 1_024
+SAMPLED_STATES: Final = 2  # of each batch, whose size is estimated
+SAMPLE_STRIDE: Final = 7_919  # keys from one sample to the next
+SAMPLE_WEIGHT: Final = 0.05  # of one sample in the moving average
+# Memory that a hot key takes besides key and state: entries of dicts and sets.
+OVERHEAD_BYTES: Final = 260
 _PLAIN: Final = frozenset({str, int, bytes, bool, type(None)})
 _HEAD: Final = struct.Struct("<II")  # lengths of the pickled key and state
 _PREFIX: Final = struct.Struct(">H")
@@ -58,10 +59,10 @@ _PREFIX: Final = struct.Struct(">H")
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Keep state on disk, and in memory what was used lately: about `memory` bytes in each worker.
+    """Keep state on disk, and recently used state in memory: about `memory` bytes in each worker.
 
-    `directory` is where, on the machines of the workers: a fast local disk. By default where the system has its
-    temporary files. Nothing in it is of use after the worker has ended; it deletes it, or the next one does.
+    `directory`: where to keep it on the workers' machines, best on a fast local disk. Default: where the system has its
+    temporary files. Its content is useless after the worker has ended: the worker deletes it, or the next worker does.
     """
 
     memory: int = 256 * MIB
@@ -75,7 +76,7 @@ class OnDisk:
 class Disk:
     """The state on disk of one worker: stores for its steps, which share memory and a database.
 
-    The database and its directory are made when something has to be written for the first time.
+    The database and its directory are made by the first write.
     """
 
     def __init__(self, on: OnDisk | None = None) -> None:
@@ -85,14 +86,14 @@ class Disk:
         self._finalizer: weakref.finalize[..., Disk] | None = None
 
     def store(self, step: str) -> DiskStore:
-        """A store for a step."""
-        made = DiskStore(self, len(self.stores), step)
-        self.stores.append(made)
-        return made
+        """Make and return the store of a step."""
+        store = DiskStore(self, len(self.stores), step)
+        self.stores.append(store)
+        return store
 
     @property
     def rocks(self) -> Rocks:
-        """The database."""
+        """Return the database; the first call makes it."""
         if self._rocks is None:
             scratch = Scratch(self.on.directory)
             path = str(scratch.path / "db")
@@ -101,29 +102,29 @@ class Disk:
         return self._rocks
 
     def share(self, store: DiskStore) -> float:
-        """The bytes that hot keys of this store may take: what the others leave, and its part at least."""
-        all_of_it = self.on.memory * 5 / 8  # the rest is the database's
-        others = sum(other.memory for other in self.stores if other is not store)
-        return max(all_of_it / len(self.stores), all_of_it - others)
+        """Return the bytes that the hot keys of `store` may take: what other stores leave, at least an equal share."""
+        total = self.on.memory * 5 / 8  # the database uses the rest
+        used_by_others = sum(sibling.memory for sibling in self.stores if sibling is not store)
+        return max(total / len(self.stores), total - used_by_others)
 
     def close(self) -> None:
-        """Delete everything."""
+        """Close the database and delete its directory."""
         if self._finalizer is not None:
             self._finalizer()
             self._rocks = self._finalizer = None
 
 
 def _end(rocks: Rocks, scratch: Scratch) -> None:
-    rocks.close()  # first: it has threads that write
+    rocks.close()  # first, because its threads still write
     scratch.close()
 
 
 class DiskStore(KeyStore):
-    """The state of one step's keys, hot ones in memory and cold ones on disk."""
+    """The state of one step's keys: hot keys in memory, cold keys on disk."""
 
     __slots__ = (
-        "_ages", "_candidates", "_copies", "_each", "_fetched", "_first", "_next", "_on_disk", "_sampled", "_shared",
-        "_stuck", "disk", "step",
+        "_ages", "_candidates", "_copies", "_fetched", "_first", "_key_bytes", "_next", "_on_disk", "_sampled",
+        "_shared", "_unsaveable", "disk", "step",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, number: int, step: str) -> None:
@@ -131,33 +132,33 @@ class DiskStore(KeyStore):
         self.disk = disk
         self.step = step
         self._first, self._next = _PREFIX.pack(number), _PREFIX.pack(number + 1)
-        self._on_disk = 0  # keys, copies among them
+        self._on_disk = 0  # keys on disk, including copies
         self._copies: set[Any] = set()  # hot keys that are on disk too
-        self._shared: set[bytes] = set()  # names under which several keys are, or have been
-        self._fetched: Sequence[Any] = ()  # the keys that may have been touched since
+        self._shared: set[bytes] = set()  # names whose records hold or held several keys
+        self._fetched: Sequence[Any] = ()  # keys of the last `fetch`, which may have been touched
         self._ages: deque[set[Any]] = deque([set()])
-        self._candidates: list[Any] = []  # the coldest keys, unless they were touched since
-        self._stuck: set[Any] = set()  # keys that cannot leave memory
+        self._candidates: list[Any] = []  # the coldest keys, unless they were used meanwhile
+        self._unsaveable: set[Any] = set()  # keys that cannot leave memory
         self._sampled = 0
-        self._each = 0.0  # bytes of memory a hot key takes
+        self._key_bytes = 0.0  # average memory of a hot key with its state
 
     def __repr__(self) -> str:
         return f"DiskStore({self.step!r}, {len(self.states)} of {len(self)} keys in memory)"
 
     @property
     def spilled(self) -> bool:
-        """Whether anything is on disk."""
+        """Return whether any state is on disk."""
         return self._on_disk > 0
 
     @property
     def memory(self) -> float:
-        """The bytes that hot keys take, about."""
-        return self._each * len(self.states)
+        """Return the estimated bytes of memory of all hot keys."""
+        return self._key_bytes * len(self.states)
 
     @property
     def room(self) -> int:
-        """How many keys may be hot."""
-        return int(self.disk.share(self) / self._each) if self._each else FEW
+        """Return the number of keys that may be hot."""
+        return int(self.disk.share(self) / self._key_bytes) if self._key_bytes else MIN_KEYS
 
     def __len__(self) -> int:
         self._settle()
@@ -166,32 +167,32 @@ class DiskStore(KeyStore):
     # ------------------------------------------------------------ what steps do
 
     def fetch(self, keys: Sequence[Any]) -> None:
-        """Bring these keys in, after others have made room."""
+        """Load `keys` into `states`, after writing out other keys if memory is short."""
         self._settle()
-        self._weigh()
-        self._age(keys)
+        self._sample_sizes()
+        self._note_use(keys)
         missing: set[Any] = set()
         if self._on_disk > len(self._copies):
             missing = set(keys).difference(self.states)
         excess = len(self.states) + len(missing) - self.room
         if excess > 0:
-            self._make_room(min(excess, 2 * len(keys) + FEW), keys)
+            self._make_room(min(excess, 2 * len(keys) + MIN_KEYS), keys)
         if missing:
-            self._bring(list(missing))
+            self._load_keys(list(missing))
         self._fetched = keys
 
     def put(self, keys: list[Any], states: list[Any]) -> None:
-        """Take keys in, and others out if there is no room."""
+        """Add keys with their states, and write others out if memory is short."""
         self.fetch(keys)
         self.states.update(zip(keys, states, strict=True))
 
     def census(self, block: int = BLOCK) -> Iterator[list[Any]]:
-        """The hot keys, then the cold ones as they are now."""
+        """Yield the hot keys, then the cold ones as they are now."""
         cut = self.cut(block, only_keys=True)
         return chain(blocks(cut.hot, block), (keys for keys, _ in cut.cold))
 
     def cut(self, block: int = BLOCK, *, only_keys: bool = False) -> Cut:
-        """The hot keys, and a view of the cold ones."""
+        """Return the hot keys and a view of the cold ones. With `only_keys` the view yields no states."""
         self._settle()
         hot = list(self.states)
         cold = self._on_disk - len(self._copies)
@@ -200,103 +201,105 @@ class DiskStore(KeyStore):
         rows = self.disk.rocks.scan(self._first, self._next)
         return Cut(hot, self._view(rows, self._copies.copy(), cold, block, only_keys))
 
-    # ------------------------------------------------------------ what was touched, and when
+    # ------------------------------------------------------------ which keys were used, and when
 
     def _settle(self) -> None:
-        """Delete the copies of keys that were forgotten."""
+        """Delete the copies of keys whose state was deleted."""
         if self._copies and self._fetched:
             states = self.states
-            forgotten = [
-                key for key in self._copies.intersection(self._fetched) if key not in states
-            ]
-            if forgotten:
-                self._delete(forgotten)
+            deleted = [key for key in self._copies.intersection(self._fetched) if key not in states]
+            if deleted:
+                self._delete(deleted)
 
-    def _weigh(self) -> None:
-        """Look at the size of some states of the last batch, not always at the same place in it."""
-        for _ in range(min(SAMPLES, len(self._fetched))):
-            self._sampled += STRIDE
+    def _sample_sizes(self) -> None:
+        """Update the average size from a few states of the last batch, not always at the same place in it."""
+        for _ in range(min(SAMPLED_STATES, len(self._fetched))):
+            self._sampled += SAMPLE_STRIDE
             key = self._fetched[self._sampled % len(self._fetched)]
             state = self.states.get(key, _ABSENT)
             if state is not _ABSENT:
-                size = OVERHEAD + size_of(key) + size_of(state)
-                self._each += (size - self._each) * (SMOOTH if self._each else 1.0)
+                size = OVERHEAD_BYTES + size_of(key) + size_of(state)
+                self._key_bytes += (size - self._key_bytes) * (
+                    SAMPLE_WEIGHT if self._key_bytes else 1.0
+                )
 
-    def _age(self, keys: Sequence[Any]) -> None:
+    def _note_use(self, keys: Sequence[Any]) -> None:
         ages = self._ages
         ages[-1].update(keys)
         if len(ages[-1]) * AGES >= self.room:
             ages.append(set(keys))
-            if len(ages) > MOST_AGES:  # the oldest two become one
+            if len(ages) > MAX_AGES:  # the oldest two become one
                 ages[0] |= ages[1]
                 del ages[1]
-                if len(ages[0]) > 2 * len(self.states) + FEW:  # many of them were forgotten
+                if len(ages[0]) > 2 * len(self.states) + MIN_KEYS:  # many have no state any more
                     ages[0] = {key for key in ages[0] if key in self.states}
 
     def _coldest(self, most: int) -> list[Any]:
-        """Some of the keys that were not touched for longest; none: there are none but those of the present batch."""
+        """Return up to `most` of the least recently used keys; none if only keys of the current age are left."""
         while True:
             while not self._candidates:
                 if len(self._ages) == 1:
                     return []
-                self._candidates = list(self._less(self._ages.popleft(), self._ages))
-            some, self._candidates[-most:] = self._candidates[-most:], []
-            found = [key for key in self._less(set(some), self._ages) if key in self.states]
-            if found:
-                return found
+                self._candidates = list(self._without_keys(self._ages.popleft(), self._ages))
+            candidates, self._candidates[-most:] = self._candidates[-most:], []
+            coldest = [
+                key for key in self._without_keys(set(candidates), self._ages) if key in self.states
+            ]
+            if coldest:
+                return coldest
 
     @staticmethod
-    def _less(keys: set[Any], others: Iterable[set[Any]]) -> set[Any]:
-        for other in others:
-            keys = keys - other
+    def _without_keys(keys: set[Any], exclusions: Iterable[set[Any]]) -> set[Any]:
+        for excluded in exclusions:
+            keys = keys - excluded
         return keys
 
     def _make_room(self, excess: int, keys: Sequence[Any]) -> None:
-        """Write so many of the coldest keys out, but none of these."""
-        anew = False
+        """Write about `excess` of the coldest keys to disk, but none of `keys`."""
+        restarted = False
         while excess > 0:
             coldest = self._coldest(excess)
             if coldest:
                 self._write_out(coldest)
                 excess -= len(coldest)
-            elif not anew:  # all are of the present age, which is too large then
-                self._ages = deque([set(self.states) - self._stuck, set(keys)])
-                anew = True
+            elif not restarted:  # all hot keys are of the current age, which is too large
+                self._ages = deque([set(self.states) - self._unsaveable, set(keys)])
+                restarted = True
             else:
                 break
 
     # ------------------------------------------------------------ to disk and back
 
-    def _named(self, keys: list[Any]) -> tuple[list[Any], list[bytes]]:
-        """These keys in the order of the disk, and what they have their records under."""
+    def _sorted_names(self, keys: list[Any]) -> tuple[list[Any], list[bytes]]:
+        """Return `keys` in the order of the disk, and the names of their records."""
         hashes = hash_keys(keys)
         order = np.argsort(hashes)
         packed, first = hashes[order].astype(">u8").tobytes(), self._first
         names = [first + packed[at : at + 8] for at in range(0, len(packed), 8)]
         return [keys[row] for row in order.tolist()], names
 
-    def _bring(self, keys: list[Any]) -> None:
-        keys, names = self._named(keys)
+    def _load_keys(self, keys: list[Any]) -> None:
+        keys, names = self._sorted_names(keys)
         states, copies = self.states, self._copies
         loads, head = pickle.loads, _HEAD.size
         for key, name, record in zip(keys, names, self.disk.rocks.read(names), strict=True):
             if record is None:
                 continue
-            found = loads(record[head:])  # what follows the key is not looked at
-            if found == key:
+            stored_key = loads(record[head:])  # pickle ignores the bytes after the key
+            if stored_key == key:
                 begin = head + _HEAD.unpack_from(record)[0]
-                states[found] = loads(record[begin:])
-                copies.add(found)
+                states[stored_key] = loads(record[begin:])
+                copies.add(stored_key)
                 continue
             self._shared.add(name)
             for stored, state in _entries(record):
-                found = loads(stored)
-                if found == key:
-                    states[found] = loads(state)
-                    copies.add(found)
+                stored_key = loads(stored)
+                if stored_key == key:
+                    states[stored_key] = loads(state)
+                    copies.add(stored_key)
 
     def _write_out(self, keys: list[Any]) -> None:
-        """Make these keys cold."""
+        """Write the states of `keys` to disk and remove them from memory."""
         states, shared, copies = self.states, self._shared, self._copies
         entries = {}
         for key in keys:
@@ -305,33 +308,33 @@ class DiskStore(KeyStore):
                 entries[key] = entry
         if not entries:
             return
-        keys, names = self._named(list(entries))
-        # Where the key has no copy there may be one of another key.
+        keys, names = self._sorted_names(list(entries))
+        # The name of a key that has no copy may hold the record of another key.
         unsure = [
             name
             for key, name in zip(keys, names, strict=True)
             if key not in copies or name in shared
         ]
-        there = dict(zip(unsure, self.disk.rocks.read(unsure), strict=True)) if unsure else {}
+        stored = dict(zip(unsure, self.disk.rocks.read(unsure), strict=True)) if unsure else {}
         records: dict[bytes, bytes] = {}
         for key, name in zip(keys, names, strict=True):
             entry = entries[key]
-            before = records.get(name) or there.get(name)
-            if before is None:
+            previous = records.get(name) or stored.get(name)
+            if previous is None:
                 records[name] = entry
             else:
                 shared.add(name)
-                records[name] = _without(before, key) + entry
+                records[name] = _without(previous, key) + entry
         self.disk.rocks.write(records)
         for key in keys:
             del states[key]
         self._on_disk += len(keys)
-        before_this = len(copies)
+        copies_before = len(copies)
         copies.difference_update(keys)
-        self._on_disk -= before_this - len(copies)
+        self._on_disk -= copies_before - len(copies)
 
     def _delete(self, keys: list[Any]) -> None:
-        keys, names = self._named(keys)
+        keys, names = self._sorted_names(keys)
         gone: dict[bytes, None] = {}
         records: dict[bytes, bytes] = {}
         for key, name in zip(keys, names, strict=True):
@@ -348,19 +351,19 @@ class DiskStore(KeyStore):
         self._on_disk -= len(keys)
 
     def _entry(self, key: Any, state: Any) -> bytes | None:
-        """Key and state as bytes; None: the key cannot leave memory."""
+        """Return key and state as bytes; None if the key cannot leave memory. Raises `UnpicklableStateError`."""
         try:
-            name, data = dumps(key), dumps(state)
+            key_bytes, state_bytes = dumps(key), dumps(state)
         except BaseException as error:
             pass_interrupt(error)
             raise UnpicklableStateError(
                 f"step {self.step!r}: the state of key {key!r:.200} cannot be kept on disk, because it cannot be "
                 f"pickled: {error}"
             ) from error
-        if type(key) not in _PLAIN and pickle.loads(name) != key:
-            self._stuck.add(key)
+        if type(key) not in _PLAIN and pickle.loads(key_bytes) != key:
+            self._unsaveable.add(key)
             return None
-        return _HEAD.pack(len(name), len(data)) + name + data
+        return _HEAD.pack(len(key_bytes), len(state_bytes)) + key_bytes + state_bytes
 
     def _view(
         self,
@@ -370,7 +373,11 @@ class DiskStore(KeyStore):
         size: int,
         only_keys: bool,
     ) -> Iterator[Block]:
-        """The cold keys in blocks. An iterator of the database ends when it cannot read on: so they are counted."""
+        """Yield the cold keys with their states, in blocks.
+
+        An iterator of the database ends early if it cannot read on. So the keys are counted, and `StateError` is raised
+        if some of the `expected` ones are missing.
+        """
         keys: list[Any] = []
         states: list[Any] = []
         for _, record in rows:
@@ -397,19 +404,19 @@ _ABSENT: Final = object()
 
 
 def _entries(record: bytes) -> Iterable[tuple[memoryview, memoryview]]:
-    """The keys and states of a record, pickled: mostly one."""
+    """Return the pickled keys and states of a record, which mostly holds one key."""
     view = memoryview(record)
-    at, found = 0, []
+    at, entries = 0, []
     while at < len(record):
-        named, saved = _HEAD.unpack_from(record, at)
+        key_size, state_size = _HEAD.unpack_from(record, at)
         at += _HEAD.size
-        found.append((view[at : at + named], view[at + named : at + named + saved]))
-        at += named + saved
-    return found
+        entries.append((view[at : at + key_size], view[at + key_size : at + key_size + state_size]))
+        at += key_size + state_size
+    return entries
 
 
 def _without(record: bytes, key: Any) -> bytes:
-    """A record but for one key."""
+    """Return a record without the entry of `key`."""
     return b"".join(
         _HEAD.pack(len(stored), len(state)) + stored + state
         for stored, state in _entries(record)

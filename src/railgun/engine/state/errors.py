@@ -1,4 +1,4 @@
-"""What can go wrong with state on disk."""
+"""Errors of state that is kept on disk."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from railgun.transport.columns import EncodingError
 
 
 class StateError(RailgunError):
-    """State cannot be kept on disk, or not be read from it again."""
+    """State cannot be written to disk, or cannot be read back."""
 
 
 class UnpicklableStateError(StateError, EncodingError):
-    """State cannot be kept on disk: pickle refuses it, and would again."""
+    """State cannot be kept on disk because pickle refuses it; a retry would fail again."""

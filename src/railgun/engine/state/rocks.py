@@ -1,6 +1,6 @@
-"""RocksDB as a store of bytes that need not outlive the process: no log, no waiting for the disk.
+"""Store bytes in RocksDB that need not outlive the process: without a write-ahead log and without fsync.
 
-The one module that knows rocksdict. Why RocksDB, and these settings: docs/design/state.md.
+This is the only module that uses rocksdict. docs/design/state.md explains why RocksDB was chosen, and its settings.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from railgun.engine.state.errors import StateError
 
-LEAST_CACHE: Final = 8 << 20
-LEAST_BUFFERS: Final = 4 << 20
-OPEN_FILES: Final = 256
+MIN_CACHE_BYTES: Final = 8 << 20
+MIN_BUFFER_BYTES: Final = 4 << 20
+MAX_OPEN_FILES: Final = 256
 
 
 class Rocks:
-    """A database in a directory, with so much memory for blocks that were read and for what is to be written."""
+    """A RocksDB database in the directory `path`; `cache` and `buffers` bound its memory (bytes)."""
 
     def __init__(self, path: str, cache: int, buffers: int) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class Rocks:
             ) from error
         self._batch = rocksdict.WriteBatch
         self._bounds = rocksdict.ReadOptions
-        options = _options(rocksdict, max(cache, LEAST_CACHE), max(buffers, LEAST_BUFFERS))
+        options = _options(rocksdict, max(cache, MIN_CACHE_BYTES), max(buffers, MIN_BUFFER_BYTES))
         try:
             self._db = rocksdict.Rdict(path, options)
         except Exception as error:
@@ -41,15 +41,15 @@ class Rocks:
         self._db.set_write_options(writing)
 
     def read(self, names: list[bytes]) -> list[bytes | None]:
-        """What is stored under these names."""
+        """Return the values of `names`, None for each name that is not stored. Raises `StateError`."""
         try:
-            found: list[bytes | None] = self._db.get(names)
+            values: list[bytes | None] = self._db.get(names)
         except Exception as error:
             raise self._failed("read", error) from error
-        return found
+        return values
 
     def write(self, put: Mapping[bytes, bytes], delete: Iterable[bytes] = ()) -> None:
-        """Store all of these, and delete those, at once."""
+        """Store the items of `put` and delete the names of `delete`, in one atomic batch. Raises `StateError`."""
         batch = self._batch(raw_mode=True)
         for name, data in put.items():
             batch.put(name, data)
@@ -61,7 +61,7 @@ class Rocks:
             raise self._failed("written", error) from error
 
     def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All names from `begin` to before `end`, in order, as they are at this moment."""
+        """Return an iterator over the items from `begin` up to but not including `end`, in order, as they are now."""
         bounds = self._bounds()
         bounds.set_iterate_upper_bound(end)
         try:
@@ -71,7 +71,7 @@ class Rocks:
         return rows
 
     def close(self) -> None:
-        """Let go of the files. What has not been written yet never is."""
+        """Close the files. Writes that are still buffered are lost."""
         self._db.close()
 
     def _failed(self, what: str, error: Exception) -> StateError:
@@ -84,19 +84,19 @@ class Rocks:
 def _options(rocksdict: Any, cache: int, buffers: int) -> Any:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
-    # Memory: what is about to be written, what was read, and the filters are all within the bounds given.
+    # Memory: the write buffers, the cached blocks and the filters all stay within the given bounds.
     options.set_db_write_buffer_size(buffers)
     options.set_write_buffer_size(max(1 << 20, buffers // 4))
     options.set_max_write_buffer_number(3)
-    options.set_max_open_files(OPEN_FILES)
+    options.set_max_open_files(MAX_OPEN_FILES)
     tables = rocksdict.BlockBasedOptions()
     tables.set_block_cache(rocksdict.Cache(cache))
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    tables.set_bloom_filter(10, False)  # most lookups of new keys end here
+    tables.set_bloom_filter(10, False)  # answers most lookups of new keys
     tables.set_format_version(5)
     options.set_block_based_table_factory(tables)
-    # Disk: the levels follow the size of the whole, so little space is held by what was overwritten.
+    # Disk: the sizes of the levels follow the size of the data, so overwritten values take little space.
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_max_bytes_for_level_base(max(16 << 20, 2 * buffers))

@@ -1,4 +1,4 @@
-"""How much memory a value takes, roughly: containers are judged by their first few elements."""
+"""Estimate the memory of a value: containers are judged by their first few elements."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
-LOOKED_AT: Final = 8  # elements of a container
-DEEP: Final = 5
+SAMPLED_ELEMENTS: Final = 8  # of each container
+MAX_DEPTH: Final = 5
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex, bytearray})
 _LISTS: Final = (list, tuple, set, frozenset, deque)
 _SHARED: Final = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
-def size_of(value: Any, deep: int = DEEP) -> float:
-    """Bytes of memory.
+def size_of(value: Any, depth: int = MAX_DEPTH) -> float:
+    """Return the estimated memory of a value in bytes, looking `depth` levels into containers and objects.
 
     >>> size_of("a" * 1000) > 1000
     True
@@ -26,20 +26,22 @@ def size_of(value: Any, deep: int = DEEP) -> float:
     """
     kind = type(value)
     size = float(sys.getsizeof(value, 64))
-    if kind in _ATOMS or not deep:
+    if kind in _ATOMS or not depth:
         return size
     if isinstance(value, dict):
         if value:
-            some = [
-                size_of(k, deep - 1) + size_of(v, deep - 1)
-                for k, v in islice(value.items(), LOOKED_AT)
+            item_sizes = [
+                size_of(k, depth - 1) + size_of(v, depth - 1)
+                for k, v in islice(value.items(), SAMPLED_ELEMENTS)
             ]
-            size += sum(some) / len(some) * len(value)
+            size += sum(item_sizes) / len(item_sizes) * len(value)
     elif isinstance(value, _LISTS):
         if value:
-            looked = [size_of(element, deep - 1) for element in islice(value, LOOKED_AT)]
-            size += sum(looked) / len(looked) * len(value)
+            element_sizes = [
+                size_of(element, depth - 1) for element in islice(value, SAMPLED_ELEMENTS)
+            ]
+            size += sum(element_sizes) / len(element_sizes) * len(value)
     else:
         parts = gc.get_referents(value)
-        size += sum(size_of(part, deep - 1) for part in parts if not isinstance(part, _SHARED))
+        size += sum(size_of(part, depth - 1) for part in parts if not isinstance(part, _SHARED))
     return size

@@ -1,14 +1,14 @@
-"""KeyStore: the state of one step's keys, wherever it is.
+"""Hold the state of one step's keys, in memory or on disk (`KeyStore`).
 
-`states` is a plain dict, and all that a step's loop over records sees. Rules for whoever uses it:
+`states` is a plain dict, the only part that a step's loop over records sees. Rules for callers:
 
-1. `fetch(keys)` before `states` is asked for these keys, or one of them is put in or taken out. It makes `states` hold
-   all of them that have state. Until the next `fetch` only these keys may be touched.
-2. Between two calls of `fetch` a state object stays what it is; after the next one it may be another object, equal to
-   the one before: nobody keeps it.
-3. What looks at all keys asks the store (`census`, `cut`, `len`), not `states`.
+1. Call `fetch(keys)` before reading, adding or deleting any of these keys in `states`. It makes `states` hold all of
+   them that have state. Until the next `fetch` only these keys may be touched.
+2. Between two calls of `fetch` a state stays the same object. After the next call it may be another object, equal to
+   the one before, so callers must not keep references.
+3. To look at all keys, use the store (`census`, `cut`, `len`), not `states`.
 
-In memory all of this is nothing: `states` holds every key, and `fetch` returns at once.
+In memory all of this costs nothing: `states` holds every key, and `fetch` returns at once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-BLOCK: Final = 2_048
+BLOCK: Final = 2_048  # keys
 Block = tuple[list[Any], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """All keys as they are at one moment, for a snapshot that is written little by little.
+    """All keys as they are at one moment, for a snapshot that is written in pieces.
 
-    The states of `hot` keys go on changing: they are to be fetched and written in pieces, each before it is touched.
-    What `cold` yields (keys and their states) is as it was at the moment of the cut, whatever happens meanwhile.
+    The states of `hot` keys go on changing: the caller fetches and writes them in pieces, each before its keys are
+    touched. `cold` yields keys with their states as they were at the moment of the cut.
     """
 
     hot: list[Any]
@@ -42,44 +42,44 @@ class KeyStore(ABC):
 
     def __init__(self) -> None:
         self.states: dict[Any, Any] = {}
-        """The keys that are in memory, and their states. It is the same dict as long as the store lives."""
+        """The states of the keys in memory. It stays the same dict as long as the store lives."""
 
     @property
     @abstractmethod
     def spilled(self) -> bool:
-        """Whether anything is on disk: if not, `states` is all there is."""
+        """Return whether any state is on disk. If not, `states` holds all of it."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many keys have state."""
+        """Return the number of keys that have state."""
 
     @abstractmethod
     def fetch(self, keys: Sequence[Any]) -> None:
-        """Bring these keys into `states`, those that have state."""
+        """Load those of `keys` that have state into `states`."""
 
     @abstractmethod
     def put(self, keys: list[Any], states: list[Any]) -> None:
-        """Take in the state of keys that have none here: from another worker, or from a snapshot."""
+        """Add the states of keys that have none here: from another worker, or from a snapshot."""
 
     @abstractmethod
     def census(self, block: int = BLOCK) -> Iterator[list[Any]]:
-        """All keys that have state now, each once, in blocks."""
+        """Yield all keys that have state now, each once, in lists of up to `block` keys."""
 
     @abstractmethod
     def cut(self, block: int = BLOCK) -> Cut:
-        """All keys, as they are now."""
+        """Return all keys as they are now. `cold` yields up to `block` keys at a time."""
 
     def items(self) -> dict[Any, Any]:
-        """All keys and states at once: for tests."""
+        """Return all keys with their states, for tests."""
         cut = self.cut()
-        found = {key: self.states[key] for key in cut.hot}
+        states_by_key = {key: self.states[key] for key in cut.hot}
         for keys, states in cut.cold:
-            found.update(zip(keys, states, strict=True))
-        return found
+            states_by_key.update(zip(keys, states, strict=True))
+        return states_by_key
 
 
 class MemoryStore(KeyStore):
-    """Everything in memory.
+    """A store that keeps all states in memory.
 
     >>> store = MemoryStore()
     >>> store.put(["a", "b"], [1, 2])
@@ -97,26 +97,26 @@ class MemoryStore(KeyStore):
         return len(self.states)
 
     def fetch(self, keys: Sequence[Any]) -> None:
-        """They are there."""
+        """Do nothing: all keys are in memory."""
 
     def put(self, keys: list[Any], states: list[Any]) -> None:
-        """Into the dict with them."""
+        """Add the states to the dict."""
         self.states.update(zip(keys, states, strict=True))
 
     def census(self, block: int = BLOCK) -> Iterator[list[Any]]:
-        """The keys of the dict."""
+        """Yield the keys of the dict in blocks."""
         return blocks(list(self.states), block)
 
     def cut(self, block: int = BLOCK) -> Cut:
-        """All keys are hot."""
+        """Return all keys as hot keys."""
         return Cut(list(self.states), iter(()))
 
 
 def blocks(keys: list[Any], size: int) -> Iterator[list[Any]]:
-    """A list in pieces.
+    """Yield `keys` in lists of up to `size` keys.
 
     >>> list(blocks([1, 2, 3], 2))
     [[1, 2], [3]]
     """
-    left = iter(keys)
-    return iter(lambda: list(islice(left, size)), [])
+    remaining = iter(keys)
+    return iter(lambda: list(islice(remaining, size)), [])

@@ -1,1 +1,1 @@
-"""The runtime of one worker: stages at work, links to the other workers, and the process around them."""
+"""Run one worker: its stages, its links to other workers, and its process."""

@@ -1,6 +1,6 @@
-"""What controller and workers say to each other, as whole objects over an authenticated connection.
+"""Define the messages between controller and workers, sent as objects over an authenticated connection.
 
-The orders and reports that belong to a generation of the flow are those of `engine.protocol.lifecycle.messages`.
+The orders and reports that belong to a generation of the flow are defined in `engine.protocol.lifecycle.messages`.
 """
 
 from __future__ import annotations
@@ -15,43 +15,46 @@ from railgun.engine.protocol.lifecycle.messages import WorkerOrder, WorkerReport
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The flow's plan, pickled by the driver; the first thing a worker gets."""
+    """The flow's plan, pickled by the controller: the first message that a worker receives."""
 
     plan: bytes
     store: tuple[str, str] | None = None
-    """Where snapshots are (URL and name of the flow), if there are any."""
+    """The store of snapshots (URL and name of the flow), or None."""
     careful: bool = False
-    """Whether to note each record before a function is called for it, for a while: a worker was lost lately."""
+    """Whether to note each record before a function is called for it, for a while, because a worker was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the next `Start` begins with: files, oldest first, and what sinks prepared, by what steps are called now."""
+    """The content that the next `Start` loads: files, oldest first, and prepared output of sinks.
+
+    Both use the present names of steps.
+    """
 
     snapshot: int
     parts: tuple[Any, ...]
     tokens: tuple[Any, ...]
     store: tuple[str, str] = ("", "")
     frontiers: tuple[tuple[str, int], ...] = ()
-    """By step: how far time had come."""
+    """By step: the watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Someone wants to know the state of a key, or, without one, how many there are; to be answered by `Found`."""
+    """A query for the state of a key or, without a key, for the number of keys. The answer is `Found`."""
 
     number: int
     step: str
     key: bytes | None = None
-    """Pickled, for whoever reads it to be prepared for anything."""
+    """The pickled key, which may come from anyone, so the reader must unpickle it with care."""
     whole: bool = False
-    """Whether the state itself is wanted, and not what people can read."""
+    """Whether the pickled state is wanted instead of a text for people."""
     samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A stream of connectors is this worker's; time has `reached` this in it, as far as it is in snapshots."""
+    """A stream of connectors is assigned to this worker; `reached` is its watermark in the last snapshot."""
 
     generation: int
     step: str
@@ -63,7 +66,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Another worker has it."""
+    """Another worker has the stream."""
 
     generation: int
     step: str
@@ -73,7 +76,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A stream of this worker is wanted elsewhere."""
+    """Another worker wants a stream of this worker."""
 
     generation: int
     step: str
@@ -82,7 +85,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Where connectors of a step are to go when this worker leaves, as `host:port`."""
+    """The address (`host:port`) where connectors of a step are to go when this worker leaves."""
 
     generation: int
     step: str
@@ -97,13 +100,13 @@ Order = Setup | Load | Look | Streams | Elsewhere | WorkerOrder
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The flow has been loaded; or why it cannot be, here."""
+    """The flow has been loaded, or why it cannot be loaded here."""
 
     error: str | None
     doors: tuple[tuple[str, tuple[str, int]], ...] = ()
-    """Where it listens for connectors, by step."""
+    """The address where the worker listens for connectors, by step."""
     passing: bool = False
-    """Whether it may be otherwise the next time."""
+    """Whether a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Relinquished:
-    """This worker has a stream no more."""
+    """This worker gives a stream back."""
 
     generation: int
     step: str
@@ -129,26 +132,26 @@ class Relinquished:
 
 @dataclass(frozen=True, slots=True)
 class Hastened:
-    """A stream is wanted elsewhere: let the next snapshot be soon."""
+    """A stream is wanted by another worker, so the next snapshot should be taken soon."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What a `Collect` sink got."""
+    """Items that a `Collect` sink has received."""
 
     generation: int
     stage: int
     step: str
     data: bytes
-    """The items as a column (`transport.columns`): if they cannot be unpickled, it is known whose they are."""
+    """The items as a column (`transport.columns`), so that an unpickling error can name the step."""
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a `Collect` sink brings from now on is not part of this snapshot."""
+    """The items that a `Collect` sink sends from now on are not part of this snapshot."""
 
     generation: int
     stage: int
@@ -158,17 +161,17 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something may be wrong, and people are to know; the flow goes on."""
+    """A warning for people; the flow goes on."""
 
     generation: int
     text: str
     about: str
-    """What is told once, whoever tells it, and with whatever example."""
+    """Identifies the warning: people see it once, although several workers send it with different examples."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Which user code a worker was in that was lost on the machine of the one who tells this."""
+    """The user code in which a worker was lost on the machine of the sender."""
 
     worker: int
     incarnation: int
@@ -177,7 +180,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The worker lives, and how it fares."""
+    """A heartbeat of the worker, with its metrics."""
 
     generation: int
     metrics: dict[str, Any]
@@ -190,7 +193,7 @@ class Found:
     number: int
     worker: int = -1
     ready: bool = True
-    """Whether there was something to look at."""
+    """Whether the worker has a running flow whose state can be read."""
     error: str = ""
     found: bool = False
     text: str = ""
@@ -200,7 +203,7 @@ class Found:
     ended: bool = False
     keys: int = 0
     samples: tuple[tuple[str, bool], ...] = ()
-    """Keys as text, and whether that is JSON."""
+    """Keys as text, each with whether the text is JSON."""
 
 
 FromStreams = Asked | Relinquished | Hastened

@@ -1,4 +1,4 @@
-"""Frames: what workers send each other, as bytes.
+"""Encode the messages that workers send each other as frames of bytes, and decode them.
 
 A frame is a header and a body. The header (little-endian) is::
 
@@ -7,8 +7,8 @@ A frame is a header and a body. The header (little-endian) is::
     stage u16
     generation u32
 
-A body carries the fields of its message as fixed-size numbers, then, for those that have one, a payload that
-reaches to its end. `FrameReader` cuts a stream of bytes into frames whatever the sizes of its pieces.
+A body carries the fields of its message as fixed-size numbers, followed, for some kinds, by a payload up to its end.
+`FrameReader` splits a stream of bytes into frames, however the stream is divided into pieces.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from railgun.transport.columns import DecodingError
 from railgun.transport.keyed_batch import decode_batch, encode_batch
 
 HEADER: Final = struct.Struct("<IBHI")
-LARGEST: Final = 1 << 30
+MAX_BODY_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """The sender has more to do than it can: all sources rest until it says otherwise."""
+    """Back-pressure: the sender has too much to do, so all sources pause (`on`), or may go on."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The sender has taken in so many bytes of state: there is room for more."""
+    """The sender has processed so many bytes of moved state, so there is room for more."""
 
     size: int
 
 
 Message = m.Message | Pressure | Taken
-"""The last two are between processes; the others are for a stage's distributor."""
+"""`Pressure` and `Taken` are for the process; the other messages are for a stage's distributor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message, and for whom."""
+    """A message with the generation and the stage it is for."""
 
     generation: int
     stage: int
@@ -64,7 +64,7 @@ _SNAPSHOT: Final = struct.Struct("<q")
 _EMPTY: Final = struct.Struct("")
 _FLAG: Final = struct.Struct("<?")
 
-# kind: (message, how its leading numbers are packed, their names)
+# kind: (message, packing of its leading numbers, their names)
 _PLAIN: Final[dict[int, tuple[type[Any], struct.Struct, tuple[str, ...]]]] = {
     0: (Pressure, _FLAG, ("on",)),
     4: (m.Heard, _EPOCH_NUMBER, ("epoch", "frontier")),
@@ -80,7 +80,7 @@ _PLAIN: Final[dict[int, tuple[type[Any], struct.Struct, tuple[str, ...]]]] = {
     15: (m.Leave, _EMPTY, ()),
     16: (Taken, _SNAPSHOT, ("size",)),
 }
-_KIND_OF: Final = {kind: number for number, (kind, _, _) in _PLAIN.items()}
+_NUMBER_OF_KIND: Final = {kind: number for number, (kind, _, _) in _PLAIN.items()}
 _DATA, _FORWARD, _ACQUIRE, _FENCE_KIND = 1, 2, 3, 13
 KINDS: Final = {
     **{number: kind for number, (kind, _, _) in _PLAIN.items()},
@@ -92,14 +92,14 @@ KINDS: Final = {
 
 
 def encode(generation: int, stage: int, message: Message) -> bytes:
-    """A whole frame.
+    """Return a message as a whole frame. Raises `TypeError` for a message that workers do not exchange.
 
     >>> reader = FrameReader()
     >>> [frame] = reader.feed(encode(1, 2, m.Done(3)))
     >>> frame
     Frame(generation=1, stage=2, message=Done(epoch=3))
     """
-    number = _KIND_OF.get(type(message))
+    number = _NUMBER_OF_KIND.get(type(message))
     if number is not None:
         _, packing, names = _PLAIN[number]
         body = packing.pack(*(getattr(message, name) for name in names))
@@ -119,16 +119,16 @@ def encode(generation: int, stage: int, message: Message) -> bytes:
         numbers = (len(stage_name), message.epoch, message.home, message.chunk)
         body = _FENCE.pack(*numbers) + stage_name + owners
     else:
-        raise TypeError(f"{type(message).__name__} does not travel between workers")
+        raise TypeError(f"workers do not exchange {type(message).__name__}")
     return HEADER.pack(len(body), number, stage, generation) + body
 
 
 def decode(kind: int, body: memoryview) -> Message:
-    """The message of a frame's body."""
+    """Return the message in a frame's body. Raises `DecodingError`."""
     try:
         if kind in _PLAIN:
-            made, packing, _ = _PLAIN[kind]
-            message: Message = made(*packing.unpack(body))
+            message_type, packing, _ = _PLAIN[kind]
+            message: Message = message_type(*packing.unpack(body))
             return message
         if kind in (_DATA, _FORWARD):
             (epoch,) = _EPOCH.unpack_from(body)
@@ -151,13 +151,13 @@ def decode(kind: int, body: memoryview) -> Message:
 
 
 class FrameReader:
-    """Cuts what a link brings into frames."""
+    """Splits the bytes that a link receives into frames."""
 
     __slots__ = ("_pieces", "_size", "_unpickling", "_wanted", "largest")
 
     def __init__(
         self,
-        largest: int = LARGEST,
+        largest: int = MAX_BODY_BYTES,
         unpickling: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Read frames of up to `largest` bytes; records for a stage are unpickled within `unpickling(stage)`."""
@@ -168,7 +168,7 @@ class FrameReader:
         self._wanted = HEADER.size
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete now."""
+        """Add received bytes, and yield the frames that are complete now. Raises `DecodingError`."""
         self._pieces.append(data)
         self._size += len(data)
         if self._size < self._wanted:
@@ -179,7 +179,7 @@ class FrameReader:
         while len(view) - at >= HEADER.size:
             length, kind, stage, generation = HEADER.unpack_from(view, at)
             if length > self.largest or kind not in KINDS:
-                raise DecodingError(f"a frame of kind {kind} and {length} bytes is not acceptable")
+                raise DecodingError(f"a frame of kind {kind} and {length} bytes is invalid")
             end = at + HEADER.size + length
             if end > len(view):
                 self._wanted = HEADER.size + length

@@ -1,23 +1,23 @@
-"""The pulse: a sign of life while a user's functions keep the event loop waiting.
+"""Tell the controller that a worker is alive while a user's function blocks its event loop (`Pulse`).
 
-The loop beats between two batches, and a batch of slow calls may take minutes. That is no reason to give a worker up;
-one call that never returns is. So a thread looks at the main thread every second: is it inside the same call of a
-user's function as before? If not, it says so to the controller, over a connection of its own, for the loop's is the
-loop's.
+The event loop sends heartbeats between two batches, but a batch of slow calls may take minutes. That is no reason to
+give the worker up; one call that never returns is. So a thread looks at the main thread every second: is it inside the
+same call of a user's function as before? If not, the thread sends a heartbeat, over a connection of its own, because
+the loop's connection belongs to the loop.
 
-User code is called in another thread, too: sinks prepare, commit and recover there, while the main thread gets on. So
-every other thread that is inside a call is looked at (`calls.calls_of_other_threads`). One that has not got on since
-the last look is told of, as a line of text, now and then, until it does; an empty one says that. If it does not for
-long, the controller gives the worker up, for all its beats. What the program that starts a flow calls is looked at in
-the same way (`watched`), though nobody can end it.
+User code is called in another thread too: sinks prepare, commit and recover there, while the main thread goes on. So
+every other thread that is inside a call is watched as well (`calls.others`). If one has made no progress since the last
+look, a line of text reports it, repeatedly until it goes on; an empty line reports that. If it stays stuck for long,
+the controller gives the worker up despite its heartbeats. User code that runs in the program which starts a flow is
+watched in the same way (`watched`), though its thread cannot be ended.
 
-To import a module, or to unpickle the flow, may take longer than a call ever should. So that counts as a sign of life
-for `MOST_LOADING_S`, and then as a call that does not return.
+Importing a module or unpickling the flow may take longer than any call should. So either counts as a sign of life for
+`MAX_LOADING_S`, and after that as a call that does not return.
 
-A thread that waits for an outage outside to pass (`client.outages`) gets on, too. What the sources and sinks wait for
-is told with the pulse, as a line of text whenever it changes; an empty line says that they go on.
+A thread that waits for an outage outside to pass (`client.outages`) counts as alive too. What sources and sinks wait
+for is sent as a line of text whenever it changes; an empty line means that they go on.
 
-A process that is frozen, or holds the interpreter's lock for ever, has no pulse either.
+A process that is frozen, or that never releases the GIL, has no pulse.
 """
 
 from __future__ import annotations
@@ -35,32 +35,31 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
 
-from railgun import errors
-from railgun.client.outages import WAITS
+from railgun.client.outages import OUTAGES
 from railgun.engine.operators import calls
 from railgun.engine.worker.spec import WorkerSpec
 from railgun.errors import RailgunError
 from railgun.transport.hello import NONCE, Dialer, HelloError
 
-EVERY: Final = 1.0
-PATIENCE: Final = 10.0
+LOOK_EVERY_S: Final = 1.0
+CONNECT_TIMEOUT_S: Final = 10.0
 BEAT: Final = b"\0"
 STUCK: Final = b"\1"
-"""Begins a line that says where the thread is stuck, its newlines as carriage returns: no sign of life."""
-BESIDE: Final = b"\2"
-"""Begins such a line about another thread than the main one, which is in a call of user code; empty: it gets on."""
-MOST_LOADING_S: Final = 600.0  # that one import, or unpickling the flow, may take
-STUCK_EVERY: Final = 5  # looks, from one such line to the next
-STACK: Final = 8  # frames of it that are told
-MOST_STUCK_CHARACTERS: Final = 3000
-MOST_CHARACTERS: Final = 2000  # of what is waited for
+"""Begins a line that says where the main thread is stuck, which is no sign of life. It has \\r in place of \\n."""
+OTHER_STUCK: Final = b"\2"
+"""Begins such a line about another thread that is in a call of user code. An empty line means that it goes on."""
+MAX_LOADING_S: Final = 600.0  # for one import, or for unpickling the flow
+STUCK_EVERY_LOOKS: Final = 5  # looks, from one such line to the next
+MAX_STACK_FRAMES: Final = 8  # that are reported
+MAX_STUCK_CHARACTERS: Final = 3000
+MAX_WAITS_CHARACTERS: Final = 2000  # of a line about outages
 IN_STEP: Final = "it is in step"
-"""Begins what is said of a thread that is inside a call of user code."""
+"""Begins the description of a thread that is inside a call of user code."""
 UNPICKLE_FLOW: Final = "unpickling the flow"
-"""The function that a call of user code is said to be in while the flow is unpickled."""
+"""Name of the function in the description of a call, while the flow is unpickled."""
 _IMPORT: Final = ("<frozen importlib._bootstrap>", "_find_and_load")
-_RAILGUN: Final = str(Path(errors.__file__).resolve().parent)
-_OURS: Final = (_RAILGUN, str(Path(asyncio.__file__).resolve().parent))
+_RAILGUN: Final = str(Path(__file__).resolve().parents[1])
+_INTERNAL_PATHS: Final = (_RAILGUN, str(Path(asyncio.__file__).resolve().parent))
 R = TypeVar("R")
 
 
@@ -69,9 +68,9 @@ class HungCallError(RailgunError):
 
 
 class Pulse:
-    """Tells the controller of a worker that the thread which made it gets on."""
+    """Sends heartbeats to the controller while the thread that made this object makes progress."""
 
-    def __init__(self, spec: WorkerSpec, every: float = EVERY) -> None:
+    def __init__(self, spec: WorkerSpec, every: float = LOOK_EVERY_S) -> None:
         self._spec = spec
         self._every = every
         self._watched = threading.get_ident()
@@ -79,45 +78,47 @@ class Pulse:
         threading.Thread(target=self._beat, name="railgun-pulse", daemon=True).start()
 
     def stop(self) -> None:
-        """The worker ends."""
+        """Stop sending heartbeats, because the worker ends."""
         self._over.set()
 
     def _beat(self) -> None:
-        # Without the controller's ear there is no pulse, and the loop's own beats are all there is.
+        # If the connection fails there is no pulse, and only the loop's own heartbeats are left.
         with contextlib.suppress(OSError, HelloError), self._connect() as connection:
-            last: FrameType | None = None
+            last_call: FrameType | None = None
             loading = Loading()
-            beside = Beside()
-            told = ""
+            others = OtherThreads()
+            sent_waits = ""
             stuck = 0
             while not self._over.wait(self._every):
-                # The frame is kept, so that no later one can have its identity.
+                # The frame is kept alive, so that no later frame can get its identity.
                 frames = sys._current_frames()
                 frame = frames.get(self._watched)
-                line = beside.look(
+                line = others.look(
                     frames, calls.calls_of_other_threads(self._watched), time.monotonic()
                 )
                 if line is not None:
-                    connection.sendall(BESIDE + line.replace("\n", "\r").encode() + b"\n")
-                now = call_under_way(frame)
-                loads = loading.look(frame, calls.running(self._watched), time.monotonic())
-                waits = WAITS.told()
-                if waits != told:
-                    connection.sendall(" ".join(waits.split())[:MOST_CHARACTERS].encode() + b"\n")
-                elif now is not last or loads or WAITS.blocks(self._watched):
+                    connection.sendall(OTHER_STUCK + line.replace("\n", "\r").encode() + b"\n")
+                call = call_under_way(frame)
+                is_loading = loading.look(frame, calls.running(self._watched), time.monotonic())
+                waits = OUTAGES.describe()
+                if waits != sent_waits:
+                    connection.sendall(
+                        " ".join(waits.split())[:MAX_WAITS_CHARACTERS].encode() + b"\n"
+                    )
+                elif call is not last_call or is_loading or OUTAGES.blocks(self._watched):
                     connection.sendall(BEAT)
                     stuck = 0
                 else:
                     stuck += 1
-                    if stuck % STUCK_EVERY == 1:
+                    if stuck % STUCK_EVERY_LOOKS == 1:
                         within = calls.running(self._watched)
-                        where = tell_where(frame, within, loading.what).replace("\n", "\r")
+                        where = describe_position(frame, within, loading.what).replace("\n", "\r")
                         connection.sendall(STUCK + where.encode() + b"\n")
-                last, told = now, waits
+                last_call, sent_waits = call, waits
 
     def _connect(self) -> socket.socket:
         spec = self._spec
-        connection = socket.create_connection((spec.host, spec.port), PATIENCE)
+        connection = socket.create_connection((spec.host, spec.port), CONNECT_TIMEOUT_S)
         who = {"worker": spec.worker, "incarnation": spec.incarnation, "pulse": True}
         hello = Dialer(spec.secret, secrets.token_bytes(NONCE), who)
         try:
@@ -132,27 +133,30 @@ class Pulse:
         return connection
 
 
-def tell_where(frame: FrameType | None, within: Sequence[calls.Call], loading: str = "") -> str:
-    """Say which call of user code a thread is in, with its stack.
+def describe_position(
+    frame: FrameType | None, within: Sequence[calls.Call], loading: str = ""
+) -> str:
+    """Return the call of user code that a thread is in, with its stack, as text.
 
-    The thread is in `frame`, and in the calls `within`. `loading`: what it loads.
+    `frame`: the thread's innermost frame. `within`: the calls it is in. `loading`: what it has been loading for too
+    long.
     """
-    told = ""
+    text = ""
     if loading:
-        told = f"{loading} has taken more than {MOST_LOADING_S:.0f} s; "
+        text = f"{loading} has taken more than {MAX_LOADING_S:.0f} s; "
     if within and within[-1].step:
         call = within[-1]
         which = call.which()
-        told += f"{IN_STEP} {call.step!r}, function {call.name}{', ' * bool(which)}{which}\n"
-    told += "".join(traceback.format_stack(frame)[-STACK:])
-    return told.strip()[:MOST_STUCK_CHARACTERS]
+        text += f"{IN_STEP} {call.step!r}, function {call.name}{', ' * bool(which)}{which}\n"
+    text += "".join(traceback.format_stack(frame)[-MAX_STACK_FRAMES:])
+    return text.strip()[:MAX_STUCK_CHARACTERS]
 
 
-class Beside:
-    """Looks at the threads that are in calls of user code beside the main one: whether one does not get on."""
+class OtherThreads:
+    """Watches the threads other than the main one that are in calls of user code."""
 
     def __init__(self) -> None:
-        self._last: dict[int, FrameType | None] = {}  # the call under way, by thread
+        self._last: dict[int, FrameType | None] = {}  # the frame of the present call, by thread
         self._loading: dict[int, Loading] = {}
         self._stuck: FrameType | None = None
         self._looks = 0
@@ -163,32 +167,34 @@ class Beside:
         inside: Mapping[int, Sequence[calls.Call]],
         now_s: float,
     ) -> str | None:
-        """Return where one of the threads `inside` calls is stuck, nothing if none is any more; None: nothing new."""
-        stuck, told = None, ""
+        """Return where one of the threads `inside` calls is stuck, an empty text if none is any more, None if nothing
+        changed.
+        """
+        stuck, position = None, ""
         last, self._last = self._last, {}
         self._loading = {thread: self._loading.get(thread) or Loading() for thread in inside}
         for thread, within in inside.items():
             frame = frames.get(thread)
-            now = self._last[thread] = call_under_way(frame)
-            loads = self._loading[thread].look(frame, within, now_s)
-            is_same = now is not None and now is last.get(thread)
-            if is_same and not loads and not WAITS.blocks(thread) and stuck is None:
-                stuck, told = now, tell_where(frame, within, self._loading[thread].what)
+            call = self._last[thread] = call_under_way(frame)
+            is_loading = self._loading[thread].look(frame, within, now_s)
+            is_same = call is not None and call is last.get(thread)
+            if is_same and not is_loading and not OUTAGES.blocks(thread) and stuck is None:
+                stuck, position = call, describe_position(frame, within, self._loading[thread].what)
         was, self._stuck = self._stuck, stuck
         if stuck is not was:
             self._looks = 0
             if was is not None:
-                return ""  # if another one is stuck, that is told at the next look
+                return ""  # if another thread is stuck, the next look reports it
         if stuck is None:
             return None
         self._looks += 1
-        return told if self._looks % STUCK_EVERY == 1 else None
+        return position if self._looks % STUCK_EVERY_LOOKS == 1 else None
 
 
-def watched(work: Callable[[], R], hang_after_s: float, every_s: float = EVERY) -> R:
-    """Call `work`, which calls user code, in another thread, and return what it returns or raise what it raises.
+def watched(work: Callable[[], R], hang_after_s: float, every_s: float = LOOK_EVERY_S) -> R:
+    """Call `work`, which calls user code, in another thread. Return or raise what it returns or raises.
 
-    Raises `HungCallError` if one call of it has not returned for `hang_after_s`; the thread is then left to itself.
+    Raises `HungCallError` if one of its calls has not returned for `hang_after_s`; the thread then goes on unwatched.
     """
     results: list[R] = []
     errors: list[BaseException] = []
@@ -196,19 +202,19 @@ def watched(work: Callable[[], R], hang_after_s: float, every_s: float = EVERY) 
     def run() -> None:
         try:
             results.append(work())
-        except BaseException as error:  # raised again below, whatever it is
+        except BaseException as error:  # raised again below
             errors.append(error)
 
     thread = threading.Thread(target=run, name="railgun-watched", daemon=True)
     thread.start()
     assert thread.ident is not None
-    beside = Beside()
+    others = OtherThreads()
     where, since_s = "", 0.0
     while thread.is_alive():
         thread.join(every_s)
         now_s = time.monotonic()
         within = calls.running(thread.ident)[:]
-        line = beside.look(sys._current_frames(), {thread.ident: within} if within else {}, now_s)
+        line = others.look(sys._current_frames(), {thread.ident: within} if within else {}, now_s)
         if line is not None:
             since_s = since_s if where else now_s
             where = line
@@ -220,16 +226,16 @@ def watched(work: Callable[[], R], hang_after_s: float, every_s: float = EVERY) 
 
 
 class Loading:
-    """Notes for how long a thread has been importing one module, or unpickling the flow."""
+    """Measures for how long a thread has been importing one module, or unpickling the flow."""
 
     def __init__(self) -> None:
         self.what = ""
-        """What is being loaded, for messages; empty: nothing."""
-        self._loaded: object = None  # the frame of the import, or the call that unpickles
+        """Name of the loading under way, for messages; empty if there is none."""
+        self._loaded: object = None  # the frame of the import, or the call that unpickles the flow
         self._since_s = 0.0
 
     def look(self, frame: FrameType | None, within: Sequence[calls.Call], now_s: float) -> bool:
-        """Return whether a thread in `frame` and in the calls `within` loads something, and not for too long."""
+        """Return whether a thread in `frame` and in the calls `within` is loading, and not for too long."""
         loaded: object = _import_under_way(frame)
         if isinstance(loaded, FrameType):
             self.what = f"the import of module {loaded.f_locals.get('name', '?')!r}"
@@ -239,21 +245,21 @@ class Loading:
             self.what = ""
         if loaded is not self._loaded:
             self._loaded, self._since_s = loaded, now_s
-        return loaded is not None and now_s - self._since_s < MOST_LOADING_S
+        return loaded is not None and now_s - self._since_s < MAX_LOADING_S
 
 
 def _import_under_way(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the outermost import that user code has begun, of a thread that is in `frame`."""
-    found = None
+    """Return the frame of the outermost import by user code, of a thread that is in `frame`."""
+    import_frame = None
     while frame is not None and not frame.f_code.co_filename.startswith(_RAILGUN):
         if (frame.f_code.co_filename, frame.f_code.co_name) == _IMPORT:
-            found = frame
+            import_frame = frame
         frame = frame.f_back
-    return found
+    return import_frame
 
 
 def call_under_way(frame: FrameType | None) -> FrameType | None:
-    """The frame of the user's function that Railgun has called, or else the innermost of ours."""
+    """Return the frame of the user's function that Railgun has called, or else the innermost frame of Railgun's."""
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -261,7 +267,7 @@ def call_under_way(frame: FrameType | None) -> FrameType | None:
     inside = False
     for called in reversed(frames):
         file = called.f_code.co_filename
-        if inside and not file.startswith(_OURS):
+        if inside and not file.startswith(_INTERNAL_PATHS):
             return called
         inside = inside or file.startswith(_RAILGUN)
     return frames[0] if frames else None

@@ -1,8 +1,8 @@
-"""Loading: a generation begins with what a snapshot holds.
+"""Load a snapshot into a worker at the start of a generation.
 
-Every worker reads all files of the snapshot, and keeps the keys that its placement gives it: so any number of workers
-can go on from any other's. For a key the row of the newest snapshot counts. Within one snapshot a key may be saved as
-deleted by a worker it had left, and as alive by another: then it lives.
+Every worker reads all files of the snapshot, and keeps the keys that its placement assigns to it, so a snapshot can be
+loaded by any number of workers. For a key the row of the newest snapshot is valid. Within one snapshot a key may be
+saved as deleted by its former worker and as alive by its present one: then it is alive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Read = Callable[[], "Rows"]
-"""Reads one file; a driver may call it in another thread."""
+"""Reads one file. A driver may call it in another thread."""
 Steps = Generator[Read | None, "Rows | None", None]
 
 
@@ -44,7 +44,7 @@ async def load_parts(
 ) -> None:
     """Load `parts` into `runtime` while the event loop keeps running: `threads` reads the files."""
     loop = asyncio.get_running_loop()
-    from railgun.engine.snapshots.table import no_collection  # Arrow: only who loads waits for it
+    from railgun.engine.snapshots.table import no_collection  # imports Arrow, which takes long
 
     with no_collection():
         steps = loading_steps(runtime, store, parts, placement)
@@ -56,7 +56,7 @@ async def load_parts(
                 if error is not None:
                     raise error
             await asyncio.sleep(0)
-        gc.freeze()  # state is here to stay: the collector need not look through it
+        gc.freeze()  # the state stays in memory, so the garbage collector need not scan it
 
 
 def load_at_once(
@@ -70,21 +70,21 @@ def load_at_once(
 
 
 def _next(steps: Steps, rows: Rows | None) -> Read | Literal[False] | None:
-    """Send rows to the steps of loading. Return the next file to read, None for a pause, False at the end."""
+    """Send rows to the loading steps. Return the next file to read, None for a pause, or False at the end."""
     try:
         return steps.send(rows)
-    except StopIteration:  # never one of user code: a generator makes that a RuntimeError
+    except StopIteration:  # never from user code: a generator turns that into a RuntimeError
         return False
 
 
 def loading_steps(
     runtime: Runtime, store: SnapshotStore, parts: Sequence[Part], placement: Placement
 ) -> Steps:
-    """Yield one file after the other to be read, and put the rows that are sent back into `runtime`.
+    """Yield the files to read, one after the other, and load the rows that are sent back into `runtime`.
 
-    A yielded None asks for nothing: the driver may do other work before it goes on. This is the only place that says
-    in which order rows are put in: workers and simulations both run it. All deletions of a snapshot come before all
-    rows of the same snapshot, and older snapshots before newer ones.
+    A yielded None asks for nothing: the driver may do other work before it goes on. Only this function decides the
+    order in which rows are loaded; workers and simulations both run it. All deletions of a snapshot come before all
+    other rows of the same snapshot, and older snapshots before newer ones.
     """
     for group in by_snapshot(parts):
         alive: list[tuple[str, Rows]] = []
@@ -99,13 +99,13 @@ def loading_steps(
 
 
 def by_snapshot(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """The files to read, of one snapshot after the other."""
+    """Return the files of each snapshot, oldest snapshot first."""
     ordered = sorted(parts, key=attrgetter("snapshot"))
     return (list(group) for _, group in groupby(ordered, key=attrgetter("snapshot")))
 
 
 def take_out(runtime: Runtime, step: str, rows: Rows) -> Rows:
-    """Take the keys out that these rows say are deleted; the other rows, which are to be put in afterwards."""
+    """Delete the keys that `rows` say are deleted. Return the other rows, to be loaded afterwards."""
     if not any(rows.deleted):
         return rows
     runtime.unload(step, list(compress(rows.keys, rows.deleted)))
@@ -119,12 +119,12 @@ def take_out(runtime: Runtime, step: str, rows: Rows) -> Rows:
 
 
 def read_mine(runtime: Runtime, store: SnapshotStore, part: Part, placement: Placement) -> Rows:
-    """The rows of a file that belong to this worker."""
-    from railgun.engine.snapshots.table import read_rows  # Arrow: only who loads waits for it
+    """Return the rows of a file that belong to this worker."""
+    from railgun.engine.snapshots.table import read_rows  # imports Arrow, which takes long
 
     def mine(hashes: Hashes) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker
-        return there
+        is_mine: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker
+        return is_mine
 
     def calling(keys: Sequence[Any], done: Callable[[], int]) -> ValueCalls:
         return ValueCalls(part.step, UNPICKLE, "key", keys, done)

@@ -1,12 +1,12 @@
-"""A worker's process: one thread, one event loop, around a `Runtime`.
+"""Run a worker's process: one thread with an event loop, around a `Runtime`.
 
-- One connection to the controller. When it closes, the process ends: nobody is left to tell it what to do.
-- One authenticated link to every other worker, all stages multiplexed, in order.
-- The links are always read; what rests when there is too much to do is the sources. A worker whose outgoing queues pass
-  a mark says so to all (`Pressure`), and no source of the flow is read until it has sent enough of them. So a mesh of
-  links cannot deadlock, and no queue grows without bound.
-- Keys move only while little of other keys' state is on the way, in our queues and the system's: a record must not
-  wait behind a mountain of it.
+- It has one connection to the controller. When that closes, the process ends, because it gets no more orders.
+- It has one authenticated link to every other worker, which carries the messages of all stages, in order.
+- Links are always read; when there is too much to do, the sources pause. A worker whose outgoing queues exceed a limit
+  tells all workers (`Pressure`), and no source of the flow is read until it has sent enough of them. So a mesh of links
+  cannot deadlock, and no queue grows without bound.
+- Keys move only while little state of other keys is in transit, in our queues and the system's, because records must
+  not wait behind a large amount of it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.worker import control_messages as control
 from railgun.engine.worker.breadcrumb import Breadcrumb, left_behind
 from railgun.engine.worker.frames import FrameReader, Pressure, Taken, encode
-from railgun.engine.worker.ingest_listener import Door
+from railgun.engine.worker.ingest_listener import IngestListener
 from railgun.engine.worker.liveness import UNPICKLE_FLOW, Pulse
 from railgun.engine.worker.loading import load_parts
-from railgun.engine.worker.parent_watchdog import Leash
-from railgun.engine.worker.runtime import Outside, Runtime
+from railgun.engine.worker.parent_watchdog import ParentWatchdog
+from railgun.engine.worker.runtime import Environment, Runtime
 from railgun.engine.worker.saver import Then, Work
 from railgun.engine.worker.spec import WorkerSpec
 from railgun.engine.worker.state_queries import look
@@ -52,71 +52,76 @@ from railgun.transport.hello import HelloError
 from railgun.transport.listener import Listener
 from railgun.transport.pickling import adopt_classes
 
-HIGH: Final = 4 << 20  # unsent bytes at which sources rest
-LOW: Final = 1 << 20  # and at which they go on
-SOCKET: Final = 256 << 10  # bytes the system keeps of a link on each side; it would keep megabytes
-SMALL: Final = 16 << 10  # bytes of a frame that goes with others
-CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
-HIGH_MOVING: Final = 4 * CALM  # as HIGH, while keys move: else they would hardly find room
-CAREFUL_S: Final = 300.0  # in which each record is noted, after a worker was lost
-BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
+HIGH_BYTES: Final = 4 << 20  # unsent bytes at which sources pause
+LOW_BYTES: Final = 1 << 20  # unsent bytes at which they go on
+SOCKET_BUFFER_BYTES: Final = 256 << 10  # of a link on each side; the system would buffer megabytes
+SMALL_FRAME_BYTES: Final = 16 << 10  # smaller frames are sent together
+# No more keys are moved to a worker while more state than this is in transit to it.
+MAX_MOVING_BYTES: Final = 128 << 10
+# In place of HIGH_BYTES while keys move, so that there is room for their state.
+HIGH_MOVING_BYTES: Final = 4 * MAX_MOVING_BYTES
+CAREFUL_S: Final = 300.0  # for which each record is noted, after a worker was lost
+BEAT_S: Final = (0.1, 0.5)  # between heartbeats: while keys move, and otherwise
 
 
 class ControllerGoneError(RailgunError):
-    """The controller's connection closed, or never opened."""
+    """The connection to the controller closed, or could not be opened."""
 
 
 def run_worker(spec: WorkerSpec) -> None:
-    """Be a worker, until the controller says stop. Raises if it ends in any other way."""
+    """Run a worker until the controller stops it. Raises if it ends in any other way."""
     # `asyncio.run` would also make the loop the one that `asyncio.get_event_loop` gives to user code.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         runner.run(_Process(spec).run())
 
 
 def microseconds() -> int:
-    """The time now."""
+    """Return the present time (µs)."""
     return time.time_ns() // 1000
 
 
 class _Links:
-    """The links of one generation."""
+    """The links to other workers in one generation."""
 
     def __init__(self, process: _Process, generation: int) -> None:
         self.process = process
         self.generation = generation
         self.open: dict[Worker, Connection] = {}
         self.readers: dict[Connection, FrameReader] = {}
-        self.early: list[tuple[Connection, bytes]] = []  # came before the stages were made
-        self.pressed: set[Worker] = set()  # who said that there is too much to do
+        self.early_data: list[tuple[Connection, bytes]] = []  # received before the stages were made
+        self.overloaded: set[Worker] = set()  # workers that reported too much to do
         self.closing = False
-        self.moving: dict[Worker, int] = {}  # bytes of state on the way to each
-        self.boxes: dict[Connection, list[bytes]] = {}  # small frames that wait to go together
+        self.moving: dict[Worker, int] = {}  # bytes of state in transit to each
+        self.small_frames: dict[Connection, list[bytes]] = {}  # waiting to be sent together
 
     @property
     def unsent(self) -> int:
         return max((link.unsent for link in self.open.values()), default=0)
 
-    def is_calm(self) -> bool:
-        """Whether there is room to move keys: little is on the way, so what follows it does not wait long."""
-        return self.unsent <= CALM and max(self.moving.values(), default=0) <= CALM
+    def has_room(self) -> bool:
+        """Return whether keys may move: little is in transit, so records behind them do not wait long."""
+        return (
+            self.unsent <= MAX_MOVING_BYTES
+            and max(self.moving.values(), default=0) <= MAX_MOVING_BYTES
+        )
 
     def send(self, to: Worker, data: bytes) -> None:
-        """Send a frame; small ones go together, when the loop has done all it has to do now."""
+        """Send a frame; small frames are sent together at the end of the loop's iteration."""
         link = self.open[to]
-        if len(data) >= SMALL:
-            self._go(link)
+        if len(data) >= SMALL_FRAME_BYTES:
+            self._flush_box(link)
             link.send(data)
             return
-        if not self.boxes:
-            self.process.loop.call_soon(self._go_all)
-        self.boxes.setdefault(link, []).append(data)
+        if not self.small_frames:
+            self.process.loop.call_soon(self._flush_all)
+        self.small_frames.setdefault(link, []).append(data)
 
-    def _go_all(self) -> None:
-        for link in list(self.boxes):
-            self._go(link)
+    def _flush_all(self) -> None:
+        for link in list(self.small_frames):
+            self._flush_box(link)
 
-    def _go(self, link: Connection) -> None:
-        box = self.boxes.pop(link, None)
+    def _flush_box(self, link: Connection) -> None:
+        box = self.small_frames.pop(link, None)
         if box is not None:
             link.send(b"".join(box))
 
@@ -125,13 +130,13 @@ class _Links:
             raise HelloError(f"worker {worker} has a link already")
         channel = link.transport.get_extra_info("socket")
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            channel.setsockopt(socket.SOL_SOCKET, buffer, SOCKET)
+            channel.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BUFFER_BYTES)
         self.open[worker] = link
         self.readers[link] = FrameReader(unpickling=self.process.unpickling)
         link.tag = (self, worker)
 
     def close(self) -> None:
-        self._go_all()
+        self._flush_all()
         self.closing = True
         for link in self.open.values():
             link.close()
@@ -141,7 +146,7 @@ class _Process:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self.plan: Plan | None = None
-        self.leash: Leash | None = None
+        self.watchdog: ParentWatchdog | None = None
         self.pulse: Pulse | None = None
         self.runtime: Runtime | None = None
         self.links: dict[int, _Links] = {}  # by generation
@@ -149,17 +154,17 @@ class _Process:
         self.store: SnapshotStore | None = None
         self.load = control.Load(-1, (), ())
         self.joins: list[orders.Tell] = []
-        self.pressing = False
-        self.told_ended = False
+        self.under_pressure = False
+        self.reported_end = False
         self.done: asyncio.Future[None]
         self.controller: Connection
         self.messages = Messages()
         self._pumping: asyncio.Handle | None = None
         self._flushing = False
-        self.making = False  # whether a generation's state is being loaded
+        self.loading = False  # whether a generation's state is being loaded
         self.threads = ThreadPoolExecutor(1, "railgun-saving")
-        self._dialling: set[asyncio.Task[Any]] = set()
-        self.doors: dict[str, Door] = {}  # by step
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.ingest_listeners: dict[str, IngestListener] = {}  # by step
         self.host: str
         self.breadcrumb: Breadcrumb | None = None
 
@@ -174,12 +179,12 @@ class _Process:
         who = {
             "worker": self.spec.worker, "incarnation": self.spec.incarnation,
             "pid": os.getpid(), "host": host, "port": port, "machine": socket.gethostname(),
-            **(self.breadcrumb.told() if self.breadcrumb is not None else {}),
+            **(self.breadcrumb.location() if self.breadcrumb is not None else {}),
         }  # fmt: skip
         secret = self.spec.secret
         try:
             await loop.create_connection(
-                lambda: Connection(secret, self._hired, self._ordered, self._fired, who),
+                lambda: Connection(secret, self._connected, self._ordered, self._disconnected, who),
                 self.spec.host,
                 self.spec.port,
             )
@@ -191,18 +196,18 @@ class _Process:
             await self.done
         finally:
             listener.stop()
-            for task in self._dialling:
+            for task in self._tasks:
                 task.cancel()
             for links in self.links.values():
                 links.close()
             if self.runtime is not None:
                 self.runtime.close()
-            for door in self.doors.values():
-                await door.close()
+            for ingest_listener in self.ingest_listeners.values():
+                await ingest_listener.close()
             await listener.close()
             self.threads.shutdown(wait=False, cancel_futures=True)
-            if self.leash is not None:
-                self.leash.release()
+            if self.watchdog is not None:
+                self.watchdog.release()
             if self.pulse is not None:
                 self.pulse.stop()
             if self.breadcrumb is not None:
@@ -210,15 +215,15 @@ class _Process:
 
     # ------------------------------------------------------------ the controller
 
-    def _hired(self, connection: Connection) -> None:
+    def _connected(self, connection: Connection) -> None:
         self.controller = connection
-        self.leash = Leash(connection.transport.get_extra_info("socket").fileno())
+        self.watchdog = ParentWatchdog(connection.transport.get_extra_info("socket").fileno())
         self.pulse = Pulse(self.spec)
-        self.loop.call_later(BEAT[0], self._beat)
+        self.loop.call_later(BEAT_S[0], self._beat)
         for lost in left_behind(self.spec):
             self._tell(control.LeftBehind(*lost))
 
-    def _fired(self, connection: Connection, error: Exception | None) -> None:
+    def _disconnected(self, connection: Connection, error: Exception | None) -> None:
         if not self.done.done():
             why = f": {error}" if error else ""
             self.done.set_exception(ControllerGoneError(f"the controller is gone{why}"))
@@ -235,8 +240,11 @@ class _Process:
             links = self.links.get(runtime.generation)
             metrics = runtime.metrics() | {
                 "doors": {
-                    one.step: {"dropped": one.dropped, **self.doors[one.step].metrics()}
-                    for one in runtime.receiving()
+                    receiving.step: {
+                        "dropped": receiving.dropped,
+                        **self.ingest_listeners[receiving.step].metrics(),
+                    }
+                    for receiving in runtime.receiving()
                 },
                 "unsent": links.unsent if links else 0,
                 "resting": runtime.paused,
@@ -245,14 +253,13 @@ class _Process:
         else:
             self._tell(control.Beat(-1, {}))
         moving = runtime is not None and runtime.moving
-        self.loop.call_later(BEAT[not moving], self._beat)
+        self.loop.call_later(BEAT_S[not moving], self._beat)
 
     def _ordered(self, connection: Connection, data: bytes) -> None:
         with self._failing():
             for order in self.messages.feed(data):
-                with (
-                    self._failing()
-                ):  # an order that fails does not take the next, perhaps Stop, with it
+                with self._failing():
+                    # If one order fails, the following ones, perhaps Stop, are still carried out.
                     self._obey(order)
 
     def _obey(self, order: control.Order) -> None:
@@ -267,7 +274,7 @@ class _Process:
                 except (FlowLoadError, SnapshotError, StorageError) as error:
                     self._tell(control.Loaded(str(error)))
                 else:
-                    self._do(self._open_doors(self.plan))
+                    self._do(self._open_listeners(self.plan))
             case orders.Start():
                 self._start(order)
             case control.Load():
@@ -280,16 +287,16 @@ class _Process:
                 else:
                     self._stop()
             case _ if self.runtime is None or order.generation != self.runtime.generation:
-                pass  # of a generation that is over
+                pass  # of an earlier generation
             case orders.Begin():
                 self.runtime.begin(microseconds(), order.snapshot)
                 for receiving in self.runtime.receiving():
-                    self.doors[receiving.step].attach(receiving, order.generation)
+                    self.ingest_listeners[receiving.step].attach(receiving, order.generation)
                 self._pump_soon()
             case control.Granted() | control.Rejected() | control.Wanted():
-                self.doors[order.step].hear(order)
+                self.ingest_listeners[order.step].obey(order)
             case control.Elsewhere():
-                self.doors[order.step].elsewhere = order.address
+                self.ingest_listeners[order.step].elsewhere = order.address
             case orders.Tell(_, _, m.Join()):
                 self.joins.append(order)
                 self._try_join()
@@ -308,32 +315,35 @@ class _Process:
                 self.runtime.stop_sources()
                 self._after_work()
 
-    async def _open_doors(self, plan: Plan) -> None:
-        """Listen for connectors, if the flow has sources for them, and say where."""
-        found = []
+    async def _open_listeners(self, plan: Plan) -> None:
+        """Listen for connectors, if the flow has sources for them, and report the addresses."""
+        addresses = []
         share = len(plan.pushed)
         for step, source in plan.pushed.items():
-            door = self.doors[step] = Door(source, step, self._tell, self._pump_soon, share)
+            listener = self.ingest_listeners[step] = IngestListener(
+                source, step, self._tell, self._pump_soon, share
+            )
             try:
-                found.append((step, await door.open(self.host, self.spec.worker)))
+                addresses.append((step, await listener.open(self.host, self.spec.worker)))
             except OSError as error:
                 port = (source.port or 0) + self.spec.worker
                 why = f"{source} cannot listen on {self.host}:{port}: {error.strerror or error}"
-                taken = error.errno == errno.EADDRINUSE
-                self._tell(control.Loaded(why, passing=taken))
+                in_use = error.errno == errno.EADDRINUSE
+                self._tell(control.Loaded(why, passing=in_use))
                 return
-        self._tell(control.Loaded(None, tuple(found)))
+        self._tell(control.Loaded(None, tuple(addresses)))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
-        self._dialling.add(task)
-        task.add_done_callback(self._dialling.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _stop(self) -> None:
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
-            error = _closed(runtime)
-            if error is not None:  # a source or sink that cannot be closed keeps nobody here
+            error = _close_runtime(runtime)
+            if error is not None:
+                # A source or sink that cannot be closed must not keep the process.
                 self._tell(self._failure(runtime.generation, error))
         if not self.done.done():
             self.done.set_result(None)
@@ -348,8 +358,8 @@ class _Process:
             self.links.pop(generation).close()
         self.start = order
         self.joins = []
-        self.told_ended = False
-        self.pressing = False
+        self.reported_end = False
+        self.under_pressure = False
         links = self._links_of(order.generation)
         for worker, address in order.dial:
             self._do(self._dial(links, worker, address))
@@ -381,34 +391,34 @@ class _Process:
         return Connection(self.spec.secret, self._called, self._linked_data, self._unlinked)
 
     def _called(self, connection: Connection) -> None:
-        """Another worker calls."""
+        """Accept a link from another worker."""
         worker, generation = connection.who.get("worker"), connection.who.get("generation")
         if not isinstance(worker, int) or not isinstance(generation, int):
-            raise HelloError("a link is between workers, and says which")
+            raise HelloError("the hello of a link has no worker number and generation")
         if self.start is not None and generation < self.start.generation:
             raise HelloError(f"generation {generation} is over")
         self._links_of(generation).add(worker, connection)
-        self.loop.call_soon(self._linked)  # the hello has to be answered before anything is sent
+        self.loop.call_soon(self._linked)  # the hello must be answered before any message is sent
 
     def _linked(self) -> None:
         self._try_ready()
         self._try_join()
 
     def _try_ready(self) -> None:
-        """With all links open, make the stages."""
+        """Make the stages when all links are open."""
         start = self.start
-        if start is None or self.runtime is not None or self.plan is None or self.making:
+        if start is None or self.runtime is not None or self.plan is None or self.loading:
             return
         links = self._links_of(start.generation)
         if not set(start.members) - {self.spec.worker} <= links.open.keys():
             return
         with self._failing():
-            outside = Outside(
+            environment = Environment(
                 send=self._sender(links),
                 report=self._reporter(start.generation),
                 to_driver=self._carrier(start.generation),
                 clock=microseconds,
-                calm=links.is_calm,
+                has_room=links.has_room,
                 tell=self._tell,
                 mark=self._marker(start.generation),
                 keep=gc.freeze,
@@ -422,27 +432,27 @@ class _Process:
                 start.placement,
                 start.members,
                 start.epochs,
-                outside,
+                environment,
                 microseconds(),
                 self.store,
             )
             if self.store is None or (start.snapshot is None and not start.recover):
                 self._ready(runtime, links)
                 return
-            self.making = True
+            self.loading = True
             self._do(self._fill(runtime, start, self.load, links))
 
     def _ready(self, runtime: Runtime, links: _Links) -> None:
         self.runtime = runtime
         self._tell(orders.Ready(runtime.generation))
-        early, links.early = links.early, []
-        for link, data in early:
+        early_data, links.early_data = links.early_data, []
+        for link, data in early_data:
             self._linked_data(link, data)
 
     async def _fill(
         self, runtime: Runtime, start: orders.Start, load: control.Load, links: _Links
     ) -> None:
-        """Load what the generation begins with; files are read by another thread, one after the other."""
+        """Load the snapshot that the generation begins with; another thread reads the files, one after the other."""
         try:
             with self._failing():
                 if start.recover:
@@ -462,7 +472,7 @@ class _Process:
                         self.threads,
                     )
         finally:
-            self.making = False
+            self.loading = False
         if self.start is start and not self.done.done():
             if self.runtime is None and not links.closing:
                 with self._failing():
@@ -472,7 +482,7 @@ class _Process:
             self._try_ready()
 
     def _background(self, start: orders.Start) -> Callable[[Work, Then], None]:
-        """What is done by another thread, for one generation."""
+        """Return a function that runs work in another thread, for one generation."""
 
         def background(work: Work, then: Then) -> None:
             def done(future: asyncio.Future[Any]) -> None:
@@ -486,7 +496,7 @@ class _Process:
         return background
 
     def _try_join(self) -> None:
-        """With links to the new workers open, make them known to the stages."""
+        """Add new workers to the stages when the links to them are open."""
         runtime = self.runtime
         if runtime is None or not self.joins:
             return
@@ -500,7 +510,7 @@ class _Process:
         with self._failing():
             for tell in joins:
                 runtime.tell(tell.stage, tell.event)
-            if self.pressing:  # those who are new have not heard it
+            if self.under_pressure:  # new workers do not know it yet
                 for worker in joins[0].event.workers:  # type: ignore[union-attr]
                     links.send(worker, encode(links.generation, 0, Pressure(True)))
             self._tell(orders.Joined(runtime.generation))
@@ -522,7 +532,7 @@ class _Process:
         def report(stage: int, command: m.Command) -> None:
             assert isinstance(command, m.Started | m.Completed | m.Left)
             if isinstance(command, m.Completed) and self.runtime is not None:
-                # The figures of the move: this worker may be gone at the next beat.
+                # Send the metrics of the move now: this worker may have left by the next heartbeat.
                 self._tell(control.Beat(generation, self.runtime.metrics()))
             self._tell(orders.Report(generation, stage, command))
 
@@ -536,7 +546,7 @@ class _Process:
         return carry
 
     def _marker(self, generation: int) -> Callable[[int, str, int], None]:
-        return lambda *told: self._tell(control.Mark(generation, *told))
+        return lambda *mark: self._tell(control.Mark(generation, *mark))
 
     def _linked_data(self, link: Connection, data: bytes) -> None:
         links, worker = link.tag
@@ -544,7 +554,7 @@ class _Process:
         if links.closing:
             return
         if runtime is None or runtime.generation != links.generation:
-            links.early.append((link, data))
+            links.early_data.append((link, data))
             return
         with self._failing():
             for frame in links.readers[link].feed(data):
@@ -575,12 +585,12 @@ class _Process:
             return
         links, worker = link.tag
         links.open.pop(worker, None)
-        links.pressed.discard(worker)
+        links.overloaded.discard(worker)
         if not links.closing:
             self._lost_link(links.generation, worker, error)
 
     def _lost_link(self, generation: int, worker: Worker, error: Exception | None) -> None:
-        """Only a loss if that worker still is a member."""
+        """Report a failure if the worker at the other end is still a member."""
         if self.start is None or generation != self.start.generation or self.done.done():
             return
         runtime = self.runtime
@@ -588,8 +598,8 @@ class _Process:
             worker in runner.distributor.members for runner in runtime.stages
         ):
             return
-        told = f"the link to worker {worker} is lost" + (f": {error}" if error else "")
-        self._tell(orders.Failed(generation, told, final=False))
+        text = f"the link to worker {worker} is lost" + (f": {error}" if error else "")
+        self._tell(orders.Failed(generation, text, final=False))
 
     # ------------------------------------------------------------ work
 
@@ -612,7 +622,7 @@ class _Process:
                 self._pumping = self.loop.call_soon(self._pump)
 
     def _flush_soon(self) -> None:
-        """When all links that have something have been read, hand on what came of it."""
+        """Send what stages have put aside once all links with data have been read."""
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
@@ -625,35 +635,39 @@ class _Process:
                 self._after_work()
 
     def _after_work(self) -> None:
-        """After anything was done: rest or go on, and notice the end."""
+        """Pause sources or let them go on, and notice the end of the stages."""
         runtime = self.runtime
         if runtime is None:
             return
         links = self.links[runtime.generation]
         unsent = links.unsent
-        high, low = (HIGH_MOVING, CALM) if runtime.restless else (HIGH, LOW)
-        if unsent > high and not self.pressing:
-            self._press(links, True)
-        elif self.pressing and unsent <= low:
-            self._press(links, False)
-        runtime.paused = self.pressing or bool(links.pressed)
-        if runtime.ended and not self.told_ended:
-            self.told_ended = True
+        high, low = (
+            (HIGH_MOVING_BYTES, MAX_MOVING_BYTES)
+            if runtime.moving_lately
+            else (HIGH_BYTES, LOW_BYTES)
+        )
+        if unsent > high and not self.under_pressure:
+            self._set_pressure(links, True)
+        elif self.under_pressure and unsent <= low:
+            self._set_pressure(links, False)
+        runtime.paused = self.under_pressure or bool(links.overloaded)
+        if runtime.ended and not self.reported_end:
+            self.reported_end = True
             runtime.flush()
             self._tell(orders.Ended(runtime.generation))
-        elif self.told_ended and not runtime.ended:
-            self.told_ended = False
+        elif self.reported_end and not runtime.ended:
+            self.reported_end = False
 
-    def _press(self, links: _Links, on: bool) -> None:
-        self.pressing = on
+    def _set_pressure(self, links: _Links, on: bool) -> None:
+        self.under_pressure = on
         for worker in links.open:
             links.send(worker, encode(links.generation, 0, Pressure(on)))
 
     def _pressure(self, links: _Links, worker: Worker, on: bool) -> None:
         if on:
-            links.pressed.add(worker)
+            links.overloaded.add(worker)
         else:
-            links.pressed.discard(worker)
+            links.overloaded.discard(worker)
 
     # ------------------------------------------------------------ failure
 
@@ -661,11 +675,11 @@ class _Process:
         return _Failing(self)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the controller, and rest until it says what to do."""
+        """Report a failure to the controller, and wait for its orders."""
         generation = self.start.generation if self.start is not None else 0
         if self.runtime is not None:
             runtime, self.runtime = self.runtime, None
-            _closed(runtime)  # what it raises is told already, or comes of what is
+            _close_runtime(runtime)  # its errors are consequences of the reported one
         links = self.links.get(generation)
         if links is not None:
             links.closing = True
@@ -675,16 +689,16 @@ class _Process:
         """Return the report that `error` ended this worker's part in a generation."""
         final = is_permanent(error, self.store is not None)
         step = error.step if isinstance(error, StepError | InterruptedCallError) else ""
-        told = (
+        text = (
             str(error)
             if isinstance(error, RailgunError | InterruptedCallError)
             else "".join(traceback.format_exception(error))
         )
-        return orders.Failed(generation, told, final, step)
+        return orders.Failed(generation, text, final, step)
 
 
 class _Failing(contextlib.AbstractContextManager[None]):
-    """What goes wrong inside is told to the controller."""
+    """Reports errors in its block to the controller."""
 
     def __init__(self, process: _Process) -> None:
         self.process = process
@@ -692,18 +706,18 @@ class _Failing(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if error is None or _ends_process(error):
             return False
-        # An event loop would swallow a `CancelledError`, and the records it stopped would be lost without a word.
+        # An event loop would swallow a `CancelledError` of user code, and its records would be lost silently.
         self.process.fail(error)
         return True
 
 
 def _ends_process(error: BaseException) -> bool:
-    """Return whether an exception is to end this process; one that comes out of user code is not."""
+    """Return whether an exception is to end this process; one raised by user code is not."""
     ends = isinstance(error, SystemExit | KeyboardInterrupt)
     return ends and not isinstance(error, InterruptedCallError)
 
 
-def _closed(runtime: Runtime) -> BaseException | None:
+def _close_runtime(runtime: Runtime) -> BaseException | None:
     """Close a runtime. Return what its sources or sinks raised, or None."""
     try:
         runtime.close()
@@ -736,7 +750,7 @@ def _load(plan: bytes) -> Plan:
 
 
 def _own_address(controller: str) -> str:
-    """The address of this machine that the controller's network reaches."""
+    """Return the address of this machine in the controller's network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((controller, 9))
         address: str = probe.getsockname()[0]
@@ -744,10 +758,10 @@ def _own_address(controller: str) -> str:
 
 
 def keep_memory() -> None:
-    """Settle the allocator and the collector for a process that keeps much state and must not pause.
+    """Configure the allocator and the garbage collector for a process that keeps much state and must not pause.
 
-    Freeing one large block makes glibc keep what is freed (its limits follow the largest block freed). A full
-    collection walks over all state, so it is left out: only what was made lately is looked through.
+    Freeing one large block makes glibc keep freed memory (its thresholds follow the largest block freed). A full
+    collection scans all state, so it is disabled: only recently made objects are scanned.
     """
     bytes(24 << 20)
     gc.collect()

@@ -1,15 +1,15 @@
-"""One worker of a flow, without its process: stages at work, fed by what comes from links and controller.
+"""Run one worker of a flow, without its process: the stages, which receive messages from links and the controller.
 
-`Runtime` has no sockets and no clock: `now` is an argument, and what goes out goes through `Outside`. So the same class
+`Runtime` has no sockets and no clock: `now` is an argument, and messages leave through `Environment`. So the same class
 runs in a Spark task (`process.py`) and, many at a time, in one process under test (`railgun.testing.FlowTester`).
 
 Its driver's duties:
 
-1. Give what links bring to `receive`, in the order of each link; what the controller orders to `tell`, `begin`,
+1. Pass messages from links to `receive`, in the order of each link, and orders of the controller to `tell`, `begin`,
    `end_sources`, `stop_sources`.
-2. Call `pump` again and again: at once while it returns 0, else after the delay it returns, or sooner if anything came.
-   After `receive`, call `flush_outlets` before long: a few records may wait for others to travel with.
-3. Set `paused` while sources have to rest, and say in `Outside.calm` whether there is room to move keys.
+2. Call `pump` again and again: at once while it returns 0, otherwise after the delay it returns, or sooner if a message
+   has arrived. After `receive`, call `flush_outlets` soon: a few records may wait for others to be sent with.
+3. Set `paused` while sources have to pause, and tell in `Environment.has_room` whether there is room to move keys.
 """
 
 from __future__ import annotations
@@ -43,46 +43,49 @@ from railgun.transport.rows import RowBatch
 if TYPE_CHECKING:
     from railgun.engine.snapshots.table import Rows
 
-TICK: Final = 20_000  # µs between two looks at the clocks of sources
-FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
-FEW_MOVING: Final = 500  # records read at once while keys move: what is behind must not wait long
-RESTLESS: Final = 3_000_000  # µs
-LINGER: Final = 2_000  # µs
-COUNT_EVERY: Final = 2.0  # a piece of counting keys is done in one part of the time of this many
-MOVE_EVERY: Final = 5.0  # and a piece of moving them, if each who gives keys has one who takes them
-FLUSH: Final = 1_000_000  # µs between two flushes of sinks
-IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
+TICK_US: Final = 20_000  # between two looks at the clocks of sources
+# If sources bring fewer records, they are read again only after LINGER_US.
+MIN_RECORDS: Final = 256
+# Read at once while keys move: fewer, so that messages behind them do not wait long.
+MAX_RECORDS_MOVING: Final = 500
+MOVING_LATELY_US: Final = 3_000_000  # after a move, in which the next one may follow
+LINGER_US: Final = 2_000  # between two reads that bring few records
+COUNT_DIVISOR: Final = 2.0  # counting keys takes at most one part in so many of the time
+# Moving keys takes at most one part in so many of the time, with one taker for each giver.
+MOVE_DIVISOR: Final = 5.0
+FLUSH_EVERY_US: Final = 1_000_000  # between two flushes of sinks
+IDLE_S: Final = (0.001, 0.016)  # to wait when there is nothing to do: at first, and at most
 
 
 def at_once(work: Work, then: Then) -> None:
-    """Do it here and now."""
+    """Do the work in the calling thread."""
     then(*attempt(work))
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
-    """What a runtime needs of its surroundings."""
+class Environment:
+    """Functions that a runtime needs from its driver."""
 
     send: Callable[[Worker, int, m.Message], None]
     """Send a message to a worker's stage."""
     report: Callable[[int, m.Command], None]
-    """Tell the controller what a stage's distributor reports."""
+    """Send a report of a stage's distributor to the controller."""
     to_driver: Callable[[int, str, Sequence[Any]], None]
-    """Give items of a stage's step to the program that started the flow."""
+    """Send items of a stage's step to the program that started the flow."""
     clock: Callable[[], int]
-    """The time now (µs)."""
-    calm: Callable[[], bool] = lambda: True
-    """Whether there is room to send more than records."""
+    """Return the present time (µs)."""
+    has_room: Callable[[], bool] = lambda: True
+    """Return whether there is room to move keys."""
     tell: Callable[[orders.WorkerReport], None] = lambda report: None
-    """Tell the controller."""
+    """Send a report to the controller."""
     mark: Callable[[int, str, int], None] = lambda stage, step, snapshot: None
-    """Say that what goes to the driver from a stage's step from now on is not part of a snapshot."""
+    """Report that items which a stage's step sends to the program from now on are not part of a snapshot."""
     keep: Callable[[], None] = lambda: None
-    """What is in memory now is here to stay: the collector need not look through it."""
+    """Exclude the present objects, which stay in memory, from garbage collection."""
     warn: Callable[[str, str], None] = lambda text, about: None
-    """Tell people of something that may be wrong."""
+    """Send people a warning; the second argument identifies it, so that it is shown once."""
     background: Callable[[Work, Then], None] = at_once
-    """Do something in another thread, then call the second function here with its result, or what it raised."""
+    """Do work in another thread; then call the second function in this thread with its result and its error."""
 
 
 class Runtime:
@@ -96,7 +99,7 @@ class Runtime:
         placement: Placement,
         members: Iterable[Worker],
         epochs: Sequence[int],
-        outside: Outside,
+        environment: Environment,
         now: int,
         store: SnapshotStore | None = None,
     ) -> None:
@@ -104,9 +107,9 @@ class Runtime:
         self.timed = plan.timed
         self.worker = worker
         self.generation = generation
-        self.outside = outside
-        self.send = outside.send
-        self.report = outside.report
+        self.environment = environment
+        self.send = environment.send
+        self.report = environment.report
         self.now = now
         self.paused = False
         self.begun = False
@@ -130,7 +133,7 @@ class Runtime:
                 emits=stage.is_source,
             )
             deliver = partial(self._deliver, stage.index)
-            to_driver = partial(outside.to_driver, stage.index)
+            to_driver = partial(environment.to_driver, stage.index)
             place = replace(self.place_of(DEAD), to_driver=to_driver)
             dead = (
                 None
@@ -146,34 +149,34 @@ class Runtime:
         self.sources = [runner for runner in self.stages if runner.stage.is_source]
         self.saver.watch()
         self._by_name = {runner.stage.name: runner for runner in self.stages}
-        self.work = 0  # goes up whenever something was done
-        self._idle = IDLE[0]
+        self.work = 0  # increases whenever work was done
+        self._idle = IDLE_S[0]
         self._read_size = ReadSize(BATCH)
         self._moved = MIN
         self._next_read = now
         self._next_step = now
         self._next_tick = now
-        self._next_flush = now + FLUSH
+        self._next_flush = now + FLUSH_EVERY_US
         self._next_listing = {runner.stage.index: now for runner in self.sources}
 
     def place_of(self, step: str) -> Place:
-        """Return where a sink of a step is."""
+        """Return the place of a step's sink: flow, step, worker and generation."""
         return replace(self._place, step=step)
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ messages and orders
 
     def receive(self, sender: Worker, stage: int, message: m.Message) -> None:
-        """A message from a link."""
-        self._idle = IDLE[0]
+        """Handle a message from a link."""
+        self._idle = IDLE_S[0]
         self.stages[stage].handle(m.Received(sender, message))
 
     def tell(self, stage: int, event: m.Join | m.Rescale | m.Depart) -> None:
-        """An order of the controller to a stage's distributor."""
-        self._idle = IDLE[0]
+        """Pass an order of the controller to a stage's distributor."""
+        self._idle = IDLE_S[0]
         self.stages[stage].handle(event)
 
     def begin(self, now: int, snapshot: int = 0) -> None:
-        """Everybody is ready: let the sources begin. `snapshot` is the last one that began before."""
+        """Let the sources begin, because all workers are ready. `snapshot` is the last one that began before."""
         self.begun = True
         self.saver.follow(snapshot)
         self.now = now
@@ -181,31 +184,31 @@ class Runtime:
             self._list(runner, now)
 
     def unload(self, step: str, keys: list[Any]) -> None:
-        """Take keys of a step out that a snapshot says are deleted."""
+        """Delete keys of a step that a snapshot says are deleted."""
         for operator in self.keyed():
             if operator.step == step:
                 operator.unload(keys)
 
     def load(self, step: str, rows: Rows) -> None:
-        """Put saved rows of a step in, before anything begins; those of older snapshots come first."""
+        """Load saved rows of a step before the sources begin; rows of older snapshots come first."""
         for operator in self.keyed():
             if operator.step == step:
                 operator.load(rows)
 
     def restore(self, frontiers: Iterable[tuple[str, int]]) -> None:
-        """Let time have come as far as a snapshot says, by step, before the first record is worked on."""
+        """Set the watermark of steps to that of a snapshot, before the first record is processed."""
         saved = dict(frontiers)
         for operator in self.keyed():
             if operator.step in saved:
                 operator.restore(saved[operator.step])
 
     def loaded(self) -> None:
-        """All that was saved is in."""
+        """Tell all operators that the snapshot is loaded."""
         for operator in self.keyed():
             operator.loaded()
 
     def be_strict(self, strict: bool = True) -> None:
-        """Let it be an error, and not mended, if user code changes results or items that others have (`FlowTester`)."""
+        """Raise an error, instead of copying, if user code changes results or items that others have (`FlowTester`)."""
         for operator in self.keyed():
             operator.sharing.strict = strict
         for runner in self.stages:
@@ -213,30 +216,30 @@ class Runtime:
                 consumers.strict = strict
 
     def check_items(self) -> None:
-        """Raise `SharedItemError` if a step has changed items that others got, where that is an error."""
+        """Raise `SharedItemError` in strict mode if a step has changed items that other steps received."""
         for runner in self.stages:
             for consumers in runner.operators.consumers:
                 consumers.check()
 
     def receiving(self) -> Iterator[Receiving]:
-        """What programs outside push to."""
+        """Yield the sources that programs push to."""
         for runner in self.sources:
             if isinstance(runner.operators.reading, Receiving):
                 yield runner.operators.reading
 
     def keyed(self) -> Iterator[Keyed]:
-        """All operators that have state."""
+        """Return an iterator over all operators that have state."""
         return (operator for runner in self.stages for operator in runner.operators.keyed)
 
     def end_sources(self) -> None:
-        """This worker is to leave: its part in listing ends; what it reads moves away."""
+        """Stop listing parts, because this worker is to leave; the parts it reads move to other workers."""
         for runner in self.sources:
             assert runner.operators.reading is not None
             runner.operators.reading.leave()
             runner.end_listing()
 
     def stop_sources(self) -> None:
-        """The flow is to end: read nothing more."""
+        """Stop reading, because the flow is to end."""
         self.stopped = True
         for runner in self.sources:
             reading = runner.operators.reading
@@ -248,92 +251,96 @@ class Runtime:
     # ------------------------------------------------------------ work
 
     def pump(self, now: int) -> float:
-        """Do a bounded amount of work; the seconds until there may be more (0: at once)."""
+        """Do a bounded amount of work. Return the seconds until there may be more work (0: at once)."""
         self.now = now
         if self.moving:
             self._moved = now
         if not self.begun:
-            return IDLE[1]
+            return IDLE_S[1]
         if now >= self._next_tick:
             self._tick(now)
         delay = min(self._read(now), self._step(now))
         if self.flush_outlets():
-            delay = min(delay, LINGER / 1_000_000)
+            delay = min(delay, LINGER_US / 1_000_000)
         return delay
 
     def _step(self, now: int) -> float:
-        """Do a piece of what a rescale has to do, and then rest from it: records come first."""
+        """Do a piece of a rescale's or a snapshot's work, then pause it, because records come first."""
         busy: list[StageRunner | Saver] = [
-            runner for runner in self.stages if runner.busy(self.outside.calm)
+            runner for runner in self.stages if runner.busy(self.environment.has_room)
         ]
         if self.saver.busy:
             busy.append(self.saver)
         if not busy:
-            return IDLE[1]
+            return IDLE_S[1]
         gap = self._next_read - now
-        if 0 < gap < LINGER // 2:  # what is read must not wait for it
+        if 0 < gap < LINGER_US // 2:  # records that are read next must not wait for this work
             return gap / 1_000_000
         if now >= self._next_step:
-            began = self.outside.clock()
-            first, every = busy[0], COUNT_EVERY
+            began = self.environment.clock()
+            first, every = busy[0], COUNT_DIVISOR
             if isinstance(first, StageRunner) and not first.counting:
-                every = MOVE_EVERY * first.crowd
+                every = MOVE_DIVISOR * first.givers_per_taker
             first.step()
             self.work += 1
-            self._next_step = now + int(every * (self.outside.clock() - began))
+            self._next_step = now + int(every * (self.environment.clock() - began))
         return max(0.0, (self._next_step - now) / 1_000_000)
 
     def _read(self, now: int) -> float:
-        """Read all sources; the seconds until it is worth doing again."""
+        """Read all sources. Return the seconds until the next read is worthwhile."""
         if self.paused or self.stopped:
-            return IDLE[0]
+            return IDLE_S[0]
         if now < self._next_read:
             return (self._next_read - now) / 1_000_000
-        rows, began = 0, self.outside.clock()
-        most = min(self._read_size.next, FEW_MOVING) if self.restless else self._read_size.next
+        rows, began = 0, self.environment.clock()
+        most = (
+            min(self._read_size.next, MAX_RECORDS_MOVING)
+            if self.moving_lately
+            else self._read_size.next
+        )
         for runner in self.sources:
             reading = runner.operators.reading
             assert reading is not None
-            active = len(reading.active)
+            active_before = len(reading.active)
             rows += reading.read(now, most)
-            if len(reading.active) < active:
+            if len(reading.active) < active_before:
                 self.work += 1
-                self._idle = IDLE[0]
+                self._idle = IDLE_S[0]
                 runner.tell_bound(now)
-            elif reading.woke:  # it holds time back again, before anyone can be told a later one
+            elif reading.woke:  # it holds the watermark back again, before a later one is sent
                 runner.tell_bound(now)
             reading.woke = False
         self.work += rows
         if rows:
             self.flush_outlets()
-            self._read_size.record(rows, most, self.outside.clock() - began)
-        if rows >= min(FEW, most):
+            self._read_size.record(rows, most, self.environment.clock() - began)
+        if rows >= min(MIN_RECORDS, most):
             return 0.0
         if rows:
-            self._idle = IDLE[0]
-            self._next_read = now + LINGER
-            return LINGER / 1_000_000
-        self._idle, delay = min(2 * self._idle, IDLE[1]), self._idle
+            self._idle = IDLE_S[0]
+            self._next_read = now + LINGER_US
+            return LINGER_US / 1_000_000
+        self._idle, delay = min(2 * self._idle, IDLE_S[1]), self._idle
         return delay
 
     def flush_outlets(self) -> bool:
-        """Hand on what waits between stages, from the first to the last; False if nothing does."""
+        """Pass on what waits between stages, from the first to the last. Return False if nothing was waiting."""
         flushed = sum(runner.flush_outlets() for runner in self.stages)
         self.work += flushed
         return flushed > 0
 
     def hurry(self) -> None:
-        """Look at everything at the next `pump`, whatever the time."""
+        """Check everything at the next `pump`, whatever the time."""
         self._next_read = self._next_tick = self._next_step = self.now
 
     def _tick(self, now: int) -> None:
-        self._next_tick = now + TICK
+        self._next_tick = now + TICK_US
         for runner in self.sources:
             if now >= self._next_listing[runner.stage.index]:
                 self._list(runner, now)
             runner.tell_bound(now)
         if now >= self._next_flush:
-            self._next_flush = now + FLUSH
+            self._next_flush = now + FLUSH_EVERY_US
             self.flush()
 
     def _list(self, runner: StageRunner, now: int) -> None:
@@ -343,7 +350,7 @@ class Runtime:
         runner.list_parts(now)
 
     def flush(self) -> None:
-        """Let others see what sinks have written."""
+        """Make visible what sinks have written."""
         for runner in self.stages:
             for writing in runner.operators.writing:
                 writing.flush()
@@ -351,11 +358,11 @@ class Runtime:
     # ------------------------------------------------------------ between stages
 
     def _deliver(self, origin: int, stage: int, batch: RowBatch) -> None:
-        batch.origin = None  # rows of the stage that is left
+        batch.origin = None  # it refers to rows of the stage before
         self.stages[stage].from_upstream(origin, m.Local(batch))
 
     def confirm(self, to: Worker, stage: str, message: m.Fenced) -> None:
-        """Carry the confirmation of a fence to the stage that raised it."""
+        """Send the confirmation of a fence to the stage that raised it."""
         runner = self._by_name[stage]
         if to == self.worker:
             runner.handle(m.Received(self.worker, message))
@@ -367,30 +374,30 @@ class Runtime:
         self.dead_letters += 1
         dead.write([letter])
 
-    # ------------------------------------------------------------ what the process asks
+    # ------------------------------------------------------------ status
 
     @property
     def ended(self) -> bool:
-        """Whether every stage has come to its end."""
+        """Return whether all stages have ended."""
         return all(runner.ended for runner in self.stages)
 
     @property
     def keys(self) -> int:
-        """How many states there are, of all steps."""
+        """Return the number of states of all steps."""
         return sum(len(operator.store) for operator in self.keyed())
 
     @property
     def moving(self) -> bool:
-        """Whether a stage is in motion."""
+        """Return whether keys of a stage are moving."""
         return any(runner.distributor.migration is not None for runner in self.stages)
 
     @property
-    def restless(self) -> bool:
-        """Whether a stage is in motion, or was a moment ago: the next one may follow."""
-        return self.now - self._moved < RESTLESS
+    def moving_lately(self) -> bool:
+        """Return whether keys are moving or did a moment ago; the next stage may follow."""
+        return self.now - self._moved < MOVING_LATELY_US
 
     def metrics(self) -> dict[str, Any]:
-        """Figures of this worker, for people and for the controller."""
+        """Return the metrics of this worker."""
         stages = {}
         for runner in self.stages:
             migration = runner.distributor.migration
@@ -414,8 +421,8 @@ class Runtime:
         return {"stages": stages, "dead_letters": self.dead_letters, "errors": errors}
 
     def close(self) -> None:
-        """Let go of everything; a stage that raises keeps no other."""
-        with contextlib.ExitStack() as closing:  # the last one that is named is the first to go
+        """Close everything; an error of one stage does not keep the others open."""
+        with contextlib.ExitStack() as closing:  # closes in reverse order
             if self._disk is not None:
                 closing.callback(self._disk.close)
             for runner in reversed(self.stages):

@@ -1,11 +1,11 @@
-"""A worker's part in snapshots: saves its keys and what its sinks prepared, while records flow.
+"""Do a worker's part in snapshots: save its keys and what its sinks prepared, while records flow.
 
-A snapshot reaches a worker's stages one after the other. At each stage's cut its operators put aside what is to be
-saved, and its sinks prepare what they have got; both at once. Keys are encoded in pieces (`step`), between which
-records flow; when all stages are through, the tables are written by another thread, and the controller is told.
+A snapshot reaches a worker's stages one after the other. At each stage's cut its operators set aside what is to be
+saved, and its sinks prepare their output; both happen at once. Keys are encoded in pieces (`step`), between which
+records flow. When all stages have been cut, another thread writes the tables, and the controller is told.
 
-What sinks prepared is published when the snapshot is committed. Until that has been done it is told with every further
-snapshot, so none of it is forgotten should this worker be lost meanwhile.
+What sinks prepared is published when the snapshot is committed. Until that is done it is reported with every further
+snapshot, so none of it is lost if this worker is.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _Save:
     tables: list[tuple[str, TableWriter, Changes]] = field(default_factory=list)
     sinks: list[tuple[str, Callable[[], Any]]] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds: until the last cut, within cuts, from then on until all is encoded, and until it is written."""
-    since: int = 0  # the phase that is under way began
+    """Seconds: until the last cut, within cuts, until everything is encoded, and until it is written."""
+    since: int = 0  # when the present phase began
     trouble: str = ""
     writing: bool = False
     streams: list[tuple[str, dict[str, int]]] = field(default_factory=list)
@@ -59,22 +59,22 @@ class _Save:
 
 
 class Saver:
-    """Takes this worker's part of snapshots; without a store there are none."""
+    """Does this worker's part of snapshots; without a store it does nothing."""
 
     def __init__(self, runtime: Runtime, store: SnapshotStore | None) -> None:
         self.runtime = runtime
         self.store = store
         self._save: _Save | None = None
         self._last = 0  # the number of the last snapshot that began here
-        self._prepared: list[SinkPart] = []  # and not known to be published
-        self._reported: tuple[SinkPart, ...] = ()  # those that were told with the last snapshot
+        self._prepared: list[SinkPart] = []  # and not yet published, as far as is known
+        self._reported: tuple[SinkPart, ...] = ()  # reported with the last snapshot
         self.new_table: type[TableWriter]
 
     def watch(self) -> None:
-        """Keep account of what changes, from now on."""
+        """Track which keys change, from now on."""
         if self.store is None:
             return
-        from railgun.engine.snapshots.table import TableWriter  # Arrow: only who saves waits for it
+        from railgun.engine.snapshots.table import TableWriter  # imports Arrow, which takes long
 
         self.new_table = TableWriter
         for runner in self.runtime.stages:
@@ -82,24 +82,24 @@ class Saver:
                 operator.watch_changes()
 
     def follow(self, snapshot: int) -> None:
-        """This snapshot is over, or belongs to others: what this worker has is of a later one."""
+        """Note that a snapshot is over or does not concern this worker, whose state is part of later ones."""
         self._last = max(self._last, snapshot)
 
     # ------------------------------------------------------------ a snapshot
 
     def take(self, snapshot: int, full: bool) -> None:
-        """Put the barrier behind what the sources have sent."""
-        now = self.runtime.outside.clock()
+        """Begin a snapshot: send its barrier after the records that the sources have sent."""
+        now = self.runtime.environment.clock()
         self._save = _Save(snapshot, full, now)
         self._last = snapshot
         for runner in self.runtime.sources:
             runner.barrier(-1, snapshot)
 
     def cut(self, runner: StageRunner) -> None:
-        """A stage has come to its cut."""
+        """Set aside the state of a stage that the snapshot has reached."""
         save = self._save
         assert save is not None
-        clock = self.runtime.outside.clock
+        clock = self.runtime.environment.clock
         began = clock()
         for operator in runner.operators.keyed:
             assert operator.changes is not None
@@ -114,7 +114,7 @@ class Saver:
             save.reached.append((receiving.step, receiving.times_reached()))
         for writing in runner.operators.writing:
             save.sinks.append((writing.step, writing.cut(save.snapshot)))
-            self.runtime.outside.mark(runner.stage.index, writing.step, save.snapshot)
+            self.runtime.environment.mark(runner.stage.index, writing.step, save.snapshot)
         now = clock()
         save.cuts += 1
         save.phases["align"] = (began - save.began) / 1e6
@@ -123,7 +123,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do for `step`."""
+        """Return whether `step` has work to do."""
         save = self._save
         if save is None or save.writing:
             return False
@@ -139,19 +139,21 @@ class Saver:
                 try:
                     changes.step()
                 except EncodingError:
-                    raise  # it could not be moved either, nor saved the next time: the flow fails
+                    raise  # the state could never be moved or saved, so the flow fails
                 except RailgunError as error:
                     changes.give_up()
                     save.trouble = save.trouble or f"step {table.step!r}: {error}"
                 return
         save.writing = True
-        now = self.runtime.outside.clock()
+        now = self.runtime.environment.clock()
         save.phases["encode"] = (now - save.since) / 1e6
         save.since = now
-        self.runtime.outside.background(partial(self._write, save), partial(self._written, save))
+        self.runtime.environment.background(
+            partial(self._write, save), partial(self._written, save)
+        )
 
     def _write(self, save: _Save) -> tuple[list[SinkPart], list[Part], str]:
-        """In another thread: what sinks prepared, the files, and why the snapshot cannot be saved, if so."""
+        """In another thread: return what sinks prepared, the files, and why the snapshot failed, if it did."""
         tokens = prepared(save.sinks)
         try:
             tables = [(stage, table) for stage, table, _ in save.tables if table.rows]
@@ -168,14 +170,14 @@ class Saver:
 
     def _written(self, save: _Save, written: Any, error: Exception | None) -> None:
         if error is not None:
-            raise error  # of a sink: what it got is lost
+            raise error  # of a sink, whose items are lost
         tokens, parts, trouble = written
         self._prepared += tokens
         if self._save is not save:
             return
-        save.phases["write"] = (self.runtime.outside.clock() - save.since) / 1e6
+        save.phases["write"] = (self.runtime.environment.clock() - save.since) / 1e6
         self._reported = tuple(self._prepared)
-        self.runtime.outside.tell(
+        self.runtime.environment.tell(
             orders.Saved(
                 self.runtime.generation,
                 save.snapshot,
@@ -191,10 +193,10 @@ class Saver:
             )
         )
 
-    # ------------------------------------------------------------ what comes of it
+    # ------------------------------------------------------------ after the commit
 
     def settle(self, order: orders.Settled) -> None:
-        """The snapshot is committed, so what was prepared for it is published; or it is not."""
+        """End the snapshot: if it is committed, publish what was prepared for it."""
         self._save = None
         for runner in self.runtime.stages:
             for operator in runner.operators.keyed:
@@ -212,13 +214,13 @@ class Saver:
             if error is not None:
                 raise error
             self._prepared = [token for token in self._prepared if token not in tokens]
-            told = orders.Published(self.runtime.generation, order.snapshot)
-            self.runtime.outside.tell(told)
+            report = orders.Published(self.runtime.generation, order.snapshot)
+            self.runtime.environment.tell(report)
 
-        self.runtime.outside.background(partial(self._publish, tokens), published)
+        self.runtime.environment.background(partial(self._publish, tokens), published)
 
-    def _share(self, given: tuple[SinkPart, ...]) -> None:
-        """Leave what sinks that commit together have prepared to one worker, who is given that of all workers."""
+    def _share(self, received: tuple[SinkPart, ...]) -> None:
+        """Leave the output of sinks that commit together to one worker, which has `received` that of all workers."""
         sinks = self._sinks()
         together = [step for step, sink in sinks.items() if sink.commits_together]
         self._prepared = [
@@ -226,10 +228,10 @@ class Saver:
             for part in self._prepared
             if part.step not in together or part not in self._reported
         ]
-        self._prepared += given
+        self._prepared += received
 
     def _publish(self, parts: list[SinkPart]) -> None:
-        """Commit, in another thread. What one sink raises is raised after the others have had their turn."""
+        """Commit in another thread. An error of one sink is raised after all others have committed."""
 
         def commit(sink: TwoPhaseSink[Any], step: str) -> None:
             for call in commit_calls(
@@ -240,17 +242,17 @@ class Saver:
         self._in_each_sink(commit)
 
     def recover(self, tokens: list[SinkPart]) -> None:
-        """Publish again what belongs to the snapshot that is loaded, and nothing else of older generations."""
+        """Publish again what belongs to the loaded snapshot, and discard other output of older generations."""
 
         def recover(sink: TwoPhaseSink[Any], step: str) -> None:
-            mine = [token.token for token in tokens if token.step == step]
-            with TokenCall(step, sink, "recover", mine):
-                check_done(sink.recover_at(self.runtime.place_of(step), mine))
+            own_tokens = [token.token for token in tokens if token.step == step]
+            with TokenCall(step, sink, "recover", own_tokens):
+                check_done(sink.recover_at(self.runtime.place_of(step), own_tokens))
 
         self._in_each_sink(recover)
 
     def _in_each_sink(self, work: Callable[[TwoPhaseSink[Any], str], None]) -> None:
-        """Call `work` for each sink and its step; raise the first error at the end: no sink waits for another's."""
+        """Call `work` with each sink and its step. An error of one sink is raised after all others were called."""
         first: BaseException | None = None
         for step, sink in self._sinks().items():
             try:
@@ -272,18 +274,22 @@ class Saver:
     # ------------------------------------------------------------ leaving
 
     def hand_over(self, then: Callable[[], None]) -> None:
-        """This worker leaves: what is to be saved of it with the next snapshot."""
+        """Prepare this worker's leaving: report what the next snapshot has to save of it, then call `then`."""
         tables, sinks = [], []
         snapshot = self._last + 1
-        streams = tuple((one.step, one.table.positions()) for one in self.runtime.receiving())
-        reached = tuple((one.step, one.times_reached()) for one in self.runtime.receiving())
+        streams = tuple(
+            (receiving.step, receiving.table.positions()) for receiving in self.runtime.receiving()
+        )
+        reached = tuple(
+            (receiving.step, receiving.times_reached()) for receiving in self.runtime.receiving()
+        )
         for runner in self.runtime.stages:
             for operator in runner.operators.keyed:
-                gone = [] if operator.changes is None else operator.changes.deleted()
-                if gone:
+                deleted_keys = [] if operator.changes is None else operator.changes.deleted()
+                if deleted_keys:
                     table = self.new_table(operator.step, operator.setting.version)
-                    none, deleted = [None] * len(gone), [True] * len(gone)
-                    table.add(hash_keys(gone), gone, none, None, None, deleted)
+                    none, deleted = [None] * len(deleted_keys), [True] * len(deleted_keys)
+                    table.add(hash_keys(deleted_keys), deleted_keys, none, None, None, deleted)
                     tables.append((runner.stage.name, table))
             for writing in runner.operators.writing:
                 sinks.append((writing.step, writing.cut(snapshot)))
@@ -292,22 +298,22 @@ class Saver:
             parts = [self._write_table(snapshot, stage, table) for stage, table in tables]
             return prepared(sinks), parts
 
-        def written(made: Any, error: Exception | None) -> None:
-            tokens, parts = made or ([], [])
+        def written(result: Any, error: Exception | None) -> None:
+            tokens, parts = result or ([], [])
             self._prepared += tokens
             trouble = "" if error is None else str(error) or repr(error)
-            told = orders.Farewell(
+            report = orders.Farewell(
                 *(self.runtime.generation, tuple(parts), tuple(self._prepared), trouble),
                 streams=streams,
                 reached=reached,
             )
-            self.runtime.outside.tell(told)
+            self.runtime.environment.tell(report)
             then()
 
-        self.runtime.outside.background(write, written)
+        self.runtime.environment.background(write, written)
 
 
 def prepared(sinks: list[tuple[str, Callable[[], Any]]]) -> list[SinkPart]:
-    """Let sinks make safe what they got; what is to be kept of it."""
+    """Let sinks make their output safe, and return the tokens to keep."""
     tokens = [(step, rest()) for step, rest in sinks]
     return [SinkPart(step, token) for step, token in tokens if token is not None]

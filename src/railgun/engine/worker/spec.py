@@ -1,4 +1,4 @@
-"""What a worker process has to know to begin."""
+"""Define what a worker process has to know at its start."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """Who a worker is, and where its controller is."""
+    """The identity of a worker, and the address of its controller."""
 
     job: str
     worker: int
     incarnation: int
-    """Never used twice for a worker of a job: a second attempt of the same one is refused by the controller."""
+    """Never used twice for a worker of a job: the controller refuses a second process with the same incarnation."""
     host: str
     port: int
     secret: bytes = field(repr=False)

@@ -1,8 +1,8 @@
-"""A stage at work on one worker: carries out what its distributor commands.
+"""Run one stage on one worker: carry out the commands of its distributor.
 
-The distributor decides, the operators compute, and this is what stands between them: a driver with the duties that are
-numbered in `engine.protocol.rescale.messages`. Nothing here waits: long work (counting the keys that have to move,
-moving them) is done in pieces, by `step`, between which records flow.
+The distributor decides, the operators compute, and this module connects them: it is the driver whose duties are
+numbered in `engine.protocol.rescale.messages`. It never waits: long work (counting the keys that have to move, moving
+them) is done in pieces, by `step`, between which records flow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from railgun.engine.protocol.rescale.distributor import Distributor
 from railgun.engine.protocol.rescale.interrogate import Interrogate
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.stage_alignment import Alignment
-from railgun.engine.snapshots.fit import KeysMade, other_parts
+from railgun.engine.snapshots.fit import KeyTypeCheck, missing_parts
 from railgun.errors import ProtocolError
 from railgun.flows.errors import UnpicklableRecordError
 from railgun.flows.plan import Operators, Stage
@@ -41,12 +41,12 @@ from railgun.transport.rows import RowBatch
 if TYPE_CHECKING:
     from railgun.engine.worker.runtime import Runtime
 
-CHUNK_KEYS: Final = 1_000  # at most at once; and
+CHUNK_KEYS: Final = 1_000  # moved at once, at most; the chunk is also limited in bytes and time
 CHUNK_BYTES: Final = 64 << 10
-CHUNK_TIME: Final = 800  # µs
-FEWEST: Final = 50  # keys at least at once, unless they are large
+CHUNK_TIME_US: Final = 800
+MIN_CHUNK_KEYS: Final = 50  # moved at once, at least, unless their states are large
 _PART: Final = struct.Struct("<I")
-_SENT: Final = struct.Struct("<qq")  # when, and how far time had come for these keys
+_SENT: Final = struct.Struct("<qq")  # time of sending, and watermark of these keys
 
 
 class StageRunner:
@@ -60,11 +60,11 @@ class StageRunner:
         self.distributor = distributor
         self.operators = operators
         self.ended = False
-        self.upstream = dict.fromkeys(stage.before, MIN)  # frontiers of the stages before
-        self.latest_upstream = MIN  # the earliest of them, when it was last told
+        self.upstream = dict.fromkeys(stage.before, MIN)  # watermarks of the stages before
+        self.latest_upstream = MIN  # the earliest of them, when last passed on
         self.alignment: Alignment[m.Local | m.Advanced | m.PassFence] = Alignment(stage.before)
-        self.latest = MIN  # how far time has come anywhere, as far as is known here
-        self.listed: dict[Any, None] = {}  # parts of a source this worker has told of
+        self.latest = MIN  # the latest known watermark of any worker
+        self.listed: dict[Any, None] = {}  # parts of a source that this worker has listed
         self.records = 0
         self.moved_keys = 0  # in the present or last move
         self.moved_bytes = 0
@@ -75,9 +75,9 @@ class StageRunner:
         self._events: deque[m.Event] = deque()
         self._busy = False
         self.leaving = LeavingKeys()
-        # Operators whose keys and states nobody has looked at yet; parts of a source that were saved.
-        self._made: dict[Keyed, KeysMade] = {}  # by step of which the first state was looked at
-        self._unseen = [op for op in operators.keyed if type(op).packed is Keyed.packed]
+        # Of operators whose first state was checked.
+        self._type_checks: dict[Keyed, KeyTypeCheck] = {}
+        self._unchecked = [op for op in operators.keyed if type(op).packed is Keyed.packed]
         self._compares_parts = True
         self._census: Iterator[tuple[list[Any], tuple[Keyed, ...]]] | None = None
         self._counted: tuple[Keyed, ...] = ()  # operators whose keys have all been noted
@@ -85,7 +85,7 @@ class StageRunner:
     # ------------------------------------------------------------ events and commands
 
     def handle(self, event: m.Event) -> None:
-        """Give an event to the distributor, and carry out its commands; in turn, if one is being handled."""
+        """Pass an event to the distributor and carry out its commands, after those of events before it."""
         self._events.append(event)
         if self._busy:
             return
@@ -97,13 +97,13 @@ class StageRunner:
                 if isinstance(message, m.Frontier | m.Advanced) and message.value < LAST:
                     self.latest = max(self.latest, message.value)
                 if isinstance(event, m.Rescale):
-                    self._meet_keys(event)
+                    self._announce_keys(event)
                 for command in self.distributor.handle(event):
                     self._carry_out(command)
         finally:
             self._busy = False
 
-    def _meet_keys(self, rescale: m.Rescale) -> None:
+    def _announce_keys(self, rescale: m.Rescale) -> None:
         """Tell sinks that keys of other workers will come to this one."""
         if rescale.placement.takes(self.runtime.worker, self.distributor.placement):
             for writing in self.operators.writing:
@@ -120,8 +120,8 @@ class StageRunner:
                     return
                 assert isinstance(message.batch, RowBatch)
                 values, keys = message.batch.values, message.batch.keys
-                what = self.stage.name, "pickle of records", "record"
-                with ValueCalls(*what, values, owners=keys) as call:
+                call_place = self.stage.name, "pickle of records", "record"
+                with ValueCalls(*call_place, values, owners=keys) as call:
                     call.try_each(dumps, values)
                     call.try_each(dumps, keys or ())
                     try:
@@ -137,8 +137,8 @@ class StageRunner:
             case m.Collect(parts, frontier, turns):
                 with KeyCalls(self.stage.name):
                     leaving = [
-                        self.leaving.pop(hashes, some)
-                        for (_, hashes), some in zip(parts, turns, strict=True)
+                        self.leaving.pop(hashes, turn)
+                        for (_, hashes), turn in zip(parts, turns, strict=True)
                     ]
                 states = [self._collect(keys, frontier) for keys in leaving]
                 self.moved_keys += sum(len(hashes) for _, hashes in parts)
@@ -146,7 +146,7 @@ class StageRunner:
             case m.Take(_, state):
                 self._take(state)
             case m.Drop():
-                pass  # state was taken out when it was collected
+                pass  # the state was removed when it was collected
             case m.RaiseFence(fence):
                 self.flush_outlets()
                 for after in self.stage.after:
@@ -173,35 +173,40 @@ class StageRunner:
         if isinstance(self.distributor.phase, Interrogate | Collect):
             self._note_new(batch)
         self.operators.heads[batch.port].push(batch)
-        if self._unseen:
-            self._look_at_first(batch)
+        if self._unchecked:
+            self._check_first(batch)
 
-    def _look_at_first(self, batch: RowBatch) -> None:
-        """Look at the first keys and states of each step: are they as in the snapshot, and can they be pickled?
+    def _check_first(self, batch: RowBatch) -> None:
+        """Check the first keys and states of each step: whether keys have the types in the snapshot, and states can be
+        pickled.
 
-        Raises `UnpicklableStateError`: what fails at the first snapshot or rescale had better fail now.
+        Raises `UnpicklableStateError` now, because the first snapshot or rescale would fail.
         """
         keys = batch.keys or []
-        for operator in list(self._unseen):
-            made = self._made.get(operator)
-            if made is None:
+        for operator in list(self._unchecked):
+            check = self._type_checks.get(operator)
+            if check is None:
                 with KeyCalls(operator.step, keys):
-                    found = list(islice((key for key in keys if key in operator.states), 1))
-                if not found:
+                    keys_with_state = list(
+                        islice((key for key in keys if key in operator.states), 1)
+                    )
+                if not keys_with_state:
                     continue
-                key = found[0]  # which may be None
+                key = keys_with_state[0]  # the key may be None
                 operator.check_state(key, operator.states[key])
-                made = self._made[operator] = KeysMade(operator.step, operator.loaded_keys)
+                check = self._type_checks[operator] = KeyTypeCheck(
+                    operator.step, operator.loaded_keys
+                )
                 operator.loaded_keys = []
             with KeyCalls(operator.step, keys):
-                others = made.others(keys, operator.states.__contains__)
-            for kind, told in others.items():
-                self.runtime.outside.warn(told, f"keys of step {operator.step!r}: {kind}")
-            if not made.left:
-                self._unseen.remove(operator)
+                warnings = check.warnings(keys, operator.states.__contains__)
+            for kind, warning in warnings.items():
+                self.runtime.environment.warn(warning, f"keys of step {operator.step!r}: {kind}")
+            if not check.left:
+                self._unchecked.remove(operator)
 
     def flush_outlets(self) -> bool:
-        """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
+        """Pass on records that were keyed for the next stages, before any other message to them."""
         return sum(outlet.flush() for outlet in self.operators.outlets) > 0
 
     # ------------------------------------------------------------ time
@@ -223,11 +228,11 @@ class StageRunner:
     # ------------------------------------------------------------ the stages before
 
     def from_upstream(self, origin: int, event: m.Local | m.Advanced | m.PassFence) -> None:
-        """What a stage before this one sends, in order; behind a barrier it waits for those of the others."""
+        """Handle an event from a stage before this one, in order, or hold it back behind a snapshot's barrier."""
         if self.alignment.waits(origin):
             self.alignment.wait(origin, event)
         elif isinstance(event, m.Advanced):
-            self.upstream[origin] = event.value  # the earliest of them all counts
+            self.upstream[origin] = event.value  # the earliest of all stages before is valid
             lowest = min(self.upstream.values())
             if lowest > self.latest_upstream:
                 self.latest_upstream = lowest
@@ -236,49 +241,49 @@ class StageRunner:
             self.handle(event)
 
     def barrier(self, origin: int, snapshot: int) -> None:
-        """The barrier of a snapshot, from a stage before; for a stage that reads, from the controller."""
+        """Handle a snapshot's barrier from a stage before, or, in a stage that reads, from the controller."""
         if not self.alignment.barrier(origin, snapshot):
             return
         self.handle(m.StartSnapshot(snapshot))
-        for waited, event in self.alignment.release():
-            self.from_upstream(waited, event)
+        for sender, event in self.alignment.release():
+            self.from_upstream(sender, event)
 
     def list_parts(self, now: int) -> None:
-        """For a stage that reads: tell of the parts of the source that are there now."""
+        """Report the new parts of the source, in a stage that reads."""
         reading = self.operators.reading
         assert reading is not None
         if self.distributor.local == MAX:
             return
         reading.now = now
         with reading.calling("partitions"):
-            fresh = []
+            new_parts = []
             for part in reading.source.partitions():
                 check_part(part)
                 if part not in self.listed:
-                    fresh.append(part)
-            batch = RowBatch.keyed(fresh, [None] * len(fresh), now)
-        if fresh:
-            self.listed.update(dict.fromkeys(fresh))
+                    new_parts.append(part)
+            batch = RowBatch.keyed(new_parts, [None] * len(new_parts), now)
+        if new_parts:
+            self.listed.update(dict.fromkeys(new_parts))
             self.handle(m.Local(batch))
         if self._compares_parts:
             self._compares_parts = False
             unfinished = [part for part in reading.loaded_keys if not reading.is_finished(part)]
-            told = other_parts(reading.step, unfinished, self.listed)
-            if told:
-                self.runtime.outside.warn(told, told)
+            warning = missing_parts(reading.step, unfinished, self.listed)
+            if warning:
+                self.runtime.environment.warn(warning, warning)
         self.end_listing(MAX if reading.source.bounded else LAST)
 
     def end_listing(self, frontier: int = MAX) -> None:
-        """No further parts will be told of by this worker (`LAST`: perhaps)."""
+        """Report that this worker lists no further parts (`LAST`: it may list some)."""
         if frontier > self.distributor.local:
             self.handle(m.Advanced(frontier))
 
     def tell_bound(self, now: int) -> None:
-        """For a stage that reads: tell how far time has come in what is read here."""
+        """Report the watermark of what is read here, in a stage that reads."""
         reading = self.operators.reading
         if reading is not None:
             bound = reading.bound(now, self.distributor.frontiers.announced)
-            # Where nobody sets timers, only the end of time is of interest.
+            # In flows without timers only the end of the input matters.
             if bound != self.distributor.bound and (self.runtime.timed or bound == MAX):
                 self.handle(m.Bound(bound))
 
@@ -286,29 +291,29 @@ class StageRunner:
 
     @property
     def counting(self) -> bool:
-        """Whether the keys that have to move are being counted."""
+        """Return whether the keys that have to move are being counted."""
         return self._census is not None
 
-    def busy(self, calm: Callable[[], bool]) -> bool:
-        """Whether a piece of long work can be done now; keys move when there is room to send them."""
-        return self.counting or (self.distributor.movable and calm())
+    def busy(self, has_room: Callable[[], bool]) -> bool:
+        """Return whether a piece of long work can be done now. Keys move while there is room to send them."""
+        return self.counting or (self.distributor.movable and has_room())
 
     def step(self) -> None:
         """Do a piece of long work."""
         if self._census is not None:
             self._count()
             return
-        clock = self.runtime.outside.clock
+        clock = self.runtime.environment.clock
         keys, began = self._chunk, clock()
         self.handle(m.Move(keys))
-        took = max(1, clock() - began)
-        each = max(1, self.moved_bytes // max(1, self.moved_keys))
-        most = min(CHUNK_KEYS, CHUNK_BYTES // each, keys * CHUNK_TIME // took)
-        self._chunk = max(FEWEST if each * FEWEST <= CHUNK_BYTES else 1, most)
+        elapsed_us = max(1, clock() - began)
+        key_bytes = max(1, self.moved_bytes // max(1, self.moved_keys))
+        most = min(CHUNK_KEYS, CHUNK_BYTES // key_bytes, keys * CHUNK_TIME_US // elapsed_us)
+        self._chunk = max(MIN_CHUNK_KEYS if key_bytes * MIN_CHUNK_KEYS <= CHUNK_BYTES else 1, most)
 
     @property
-    def crowd(self) -> float:
-        """By how much to slow down where many give keys to few: who takes them cannot say how fast."""
+    def givers_per_taker(self) -> float:
+        """Return by how much to slow down where many workers give keys to few, which cannot limit them."""
         migration = self.distributor.migration_now()
         old, new = set(migration.old.workers), set(migration.new.workers)
         givers, takers = old - new or old, new - old or new
@@ -322,10 +327,10 @@ class StageRunner:
         self._census = self._blocks() if migration.any_leaves(self.distributor.worker) else iter(())
 
     def _blocks(self) -> Iterator[tuple[list[Any], tuple[Keyed, ...]]]:
-        """The keys of all operators in blocks, and with each the operators that were counted before.
+        """Yield the keys of all operators in blocks, each with the operators that were counted before.
 
-        Of the first one all keys will be noted that it has now, so it counts as soon as they are listed; of a further
-        one only those that none before it has when their block comes.
+        All present keys of the first operator will be noted, so it counts as soon as they are listed. Of a further
+        operator only those keys will be noted that none before it has when their block comes.
         """
         for operator in self.operators.keyed:
             before = self._counted
@@ -336,14 +341,14 @@ class StageRunner:
             self._counted = (*before, operator)
 
     def _count(self) -> None:
-        """Look at a block of keys: which have to move?"""
+        """Find the keys of the next block that have to move."""
         assert self._census is not None
         block = next(self._census, None)
         if block is not None:
             keys, before = block
             with KeyCalls(self.stage.name, keys):
                 hashes = hash_keys(keys)
-                rows = self._moving(hashes).tolist()
+                rows = self._rows_to_move(hashes).tolist()
                 for operator in before:
                     operator.store.fetch(keys)
                 if before:
@@ -351,11 +356,13 @@ class StageRunner:
             self.leaving.note(hashes[rows], [keys[row] for row in rows])
             return
         self._census = None
-        # To sort takes long, where keys are many: records flow meanwhile.
-        self.runtime.outside.background(partial(Order.of, self.leaving.found_hashes), self._name)
+        # Sorting many keys takes long, so another thread does it while records flow.
+        self.runtime.environment.background(
+            partial(Order.of, self.leaving.found_hashes), self._order_keys
+        )
 
-    def _name(self, order: Order | None, error: Exception | None) -> None:
-        """All keys that have to move are found, and sorted."""
+    def _order_keys(self, order: Order | None, error: Exception | None) -> None:
+        """Tell the distributor the sorted keys that have to move."""
         if order is None:
             assert error is not None
             raise error
@@ -364,19 +371,19 @@ class StageRunner:
         if isinstance(self.distributor.phase, Collect):
             self.moving_keys = len(self.distributor.phase.order)
 
-    def _moving(self, hashes: Hashes) -> NDArray[np.intp]:
-        """Which of these keys have to move."""
+    def _rows_to_move(self, hashes: Hashes) -> NDArray[np.intp]:
+        """Return the rows of the keys that have to move."""
         migration = self.distributor.migration_now()
         return np.flatnonzero(migration.leaving(self.distributor.worker, hashes))
 
     def _note_new(self, batch: RowBatch) -> None:
-        """Records that come while keys are counted may be of keys that are not there yet.
+        """Note keys that records bring while keys are counted, because they may be new here and have to move.
 
-        So may those that come later, if the new key has the hash of one that has not left yet: they leave together.
+        New keys may come later too, if one has the hash of a key that has not left yet: both leave together.
 
-        A key that is in an operator which has been counted is noted, always: it was there when that one was counted; or
-        it came with a record since, and was noted here; or a timer of an operator before brought it, which had it and
-        was counted before. So neither this nor the count of a further operator need note it again.
+        A key of an operator that has been counted is always noted: it was there when the operator was counted; or a
+        record brought it since, and it was noted here; or a timer of an earlier operator brought it, which had the key
+        and was counted before. So neither this function nor the count of a further operator needs to note it again.
         """
         keys, counted = batch.keys, self._counted
         assert keys is not None
@@ -386,18 +393,18 @@ class StageRunner:
             if not counted or all(map(counted[0].states.__contains__, call.walk())):
                 return
             call.walked()
-            moving = self._moving(batch.hashes).tolist()
+            moving = self._rows_to_move(batch.hashes).tolist()
             new = [row for row in moving if not _has_state(keys[row], counted)]
             self.leaving.note_late(batch.hashes[new], [keys[row] for row in new])
 
     def _collect(self, keys: list[Any], frontier: int) -> bytes:
-        """The state of these keys, from every operator, as bytes."""
+        """Return the states of these keys from every operator, as bytes."""
         for operator in self.operators.keyed:
             operator.advance_keys(keys, frontier, self.latest)
         reached = max((operator.reached() for operator in self.operators.keyed), default=MIN)
         if frontier < LAST:
             reached = max(reached, frontier)
-        parts = [_SENT.pack(self.runtime.outside.clock(), reached)]
+        parts = [_SENT.pack(self.runtime.environment.clock(), reached)]
         for operator in self.operators.keyed:
             part = operator.collect(keys)
             parts += [_PART.pack(len(part)), part]
@@ -417,20 +424,20 @@ class StageRunner:
             operator.restore_keys(keys, reached)
             most = max(most, len(keys))
             at += length
-        self.runtime.outside.keep()
+        self.runtime.environment.keep()
         self.taken_keys += most
-        self.longest_hold = max(self.longest_hold, self.runtime.outside.clock() - sent)
+        self.longest_hold = max(self.longest_hold, self.runtime.environment.clock() - sent)
 
-    # ------------------------------------------------------------ what the worker asks
+    # ------------------------------------------------------------ status
 
     @property
     def keys(self) -> int:
-        """How many keys have state here."""
+        """Return the number of keys that have state here."""
         return max((len(operator.store) for operator in self.operators.keyed), default=0)
 
     def close(self) -> None:
-        """Let go of files and sockets; a source or sink that raises keeps no other."""
-        with contextlib.ExitStack() as closing:  # the last one that is named is the first to go
+        """Close sources and sinks; an error of one does not keep the others open."""
+        with contextlib.ExitStack() as closing:  # closes in reverse order
             for writing in reversed(self.operators.writing):
                 closing.callback(writing.close)
                 closing.callback(writing.flush)

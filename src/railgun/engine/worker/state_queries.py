@@ -1,8 +1,8 @@
-"""Looking at the state of a worker while it works: one key, or how many there are.
+"""Answer queries for a worker's state while it works: one key, or the number of keys.
 
-A question comes from outside, perhaps from someone who types at random. So whatever happens here, in unpickling the
-key or in methods of users' classes, becomes part of the answer, and the worker goes on. It answers between two batches:
-what is told is the state after whole records.
+A query comes from outside, perhaps from someone who types at random. So any error here, in unpickling the key or in
+methods of users' classes, becomes part of the answer, and the worker goes on. It answers between two batches, so the
+answer shows the state between whole records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pickle
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.engine.snapshots.plain import one_as_json
+from railgun.engine.snapshots.plain import display_json
 from railgun.engine.worker.control_messages import Found, Look
 from railgun.transport.pickling import dumps
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from railgun.engine.operators.keyed import Keyed
     from railgun.engine.worker.runtime import Runtime
 
-LONGEST: Final = 1 << 20  # characters of a state for people
-LARGEST: Final = 64 << 20  # bytes of a state for a program
-SAMPLE: Final = 200  # characters of a sample of a key
-_NONE: Final = object()
+MAX_TEXT_CHARACTERS: Final = 1 << 20  # of a state for people
+MAX_STATE_BYTES: Final = 64 << 20  # of a state for a program
+MAX_KEY_CHARACTERS: Final = 200  # of a sample key
+_ABSENT: Final = object()
 
 
 def look(runtime: Runtime | None, question: Look) -> Found:
-    """The answer to a question; `ready` is False if there is nothing to look at yet."""
+    """Return the answer to a query; its `ready` is False if there is no running flow yet."""
     if runtime is None:
         return Found(question.number, ready=False)
     try:
         return _look(runtime, question)
-    except BaseException as error:  # a user's class may raise anything
-        told = f"{type(error).__name__}: {error}"
-        return Found(question.number, error=f"worker {runtime.worker} cannot tell: {told}")
+    except BaseException as error:  # users' classes may raise anything
+        error_text = f"{type(error).__name__}: {error}"
+        return Found(question.number, error=f"worker {runtime.worker} cannot answer: {error_text}")
 
 
 def _look(runtime: Runtime, question: Look) -> Found:
@@ -41,14 +41,14 @@ def _look(runtime: Runtime, question: Look) -> Found:
     operators = [op for op in runtime.keyed() if op.step == question.step]
     keys = sum(len(operator.store) for operator in operators)
     if question.key is None:
-        some = islice((key for op in operators for key in op.states), question.samples)
-        samples = tuple(shown(key, SAMPLE) for key in some)
+        sample_keys = islice((key for op in operators for key in op.states), question.samples)
+        samples = tuple(shown(key, MAX_KEY_CHARACTERS) for key in sample_keys)
         return Found(number, worker=runtime.worker, keys=keys, samples=samples)
     key = pickle.loads(question.key)
     for operator in operators:
         operator.fetch_missing([key])
-        state = operator.states.get(key, _NONE)
-        if state is not _NONE:
+        state = operator.states.get(key, _ABSENT)
+        if state is not _ABSENT:
             return _found(runtime, question, operator, key, state)
     return Found(number, worker=runtime.worker, keys=keys)
 
@@ -58,8 +58,10 @@ def _found(runtime: Runtime, question: Look, operator: Keyed, key: Any, state: A
     text, is_json, pickled = "", False, b""
     if question.whole:
         pickled = dumps(state)
-        if len(pickled) > LARGEST:
-            raise ValueError(f"the state has {len(pickled)} bytes, and at most {LARGEST} are sent")
+        if len(pickled) > MAX_STATE_BYTES:
+            raise ValueError(
+                f"the state has {len(pickled)} bytes, and at most {MAX_STATE_BYTES} are sent"
+            )
     else:
         text, is_json = shown(state)
     return Found(
@@ -74,13 +76,13 @@ def _found(runtime: Runtime, question: Look, operator: Keyed, key: Any, state: A
     )
 
 
-def shown(value: Any, longest: int = LONGEST) -> tuple[str, bool]:
-    """A value for people, as JSON if it can be written so (True), or else as Python shows it.
+def shown(value: Any, longest: int = MAX_TEXT_CHARACTERS) -> tuple[str, bool]:
+    """Return a value as text for people and whether the text is JSON; otherwise it is as Python shows it.
 
     >>> shown({"n": [1, (2, 3)]}), shown({1, 2})
     (('{"n":[1,[2,3]]}', True), ('{1, 2}', False))
     """
-    text = one_as_json(value)
+    text = display_json(value)
     if text is not None and len(text) <= longest:
         return text, True
     text = repr(value).encode("utf-8", "backslashreplace").decode()

@@ -1,1 +1,1 @@
-"""Ready-made connectors: files that grow, tables of databases, webhooks."""
+"""Ready-made connectors: growing files, database tables, and webhooks."""

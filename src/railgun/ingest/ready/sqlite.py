@@ -1,11 +1,11 @@
-"""A table of SQLite, as `table.py` follows it.
+"""Read a table of SQLite in the order of its ids, for the connector in `table.py`.
 
-Rows never become visible out of order: there is one writer at a time. It has the database to itself from its first
-change to its commit, and ids are drawn within that; so who draws the higher id commits later. (Ids that a program
-chooses itself are its own matter.) An `INTEGER PRIMARY KEY` without `AUTOINCREMENT` may use the id of the last row
-again once that is deleted; such a row would not be sent.
+In SQLite, rows never become visible out of order: there is only one writer at a time. A writer has the database to
+itself from its first change to its commit, and draws ids within that time; so the writer that draws the higher id
+commits later. (A program that chooses ids itself must see to that.) An `INTEGER PRIMARY KEY` without `AUTOINCREMENT`
+may reuse the id of the last row once that is deleted; such a row would not be sent.
 
-The database is opened to be read only, so what is not there is not made.
+The database is opened read-only, so a missing file is not created.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from railgun.ingest.ready.table import Database, GoneError, TableError, named, whole
+from railgun.ingest.ready.table import Database, GoneError, TableError, existing_column, whole_id
 
-BUSY: Final = 5.0  # seconds that a query waits for a writer
-_PASSES: Final = (
+BUSY_TIMEOUT_S: Final = 5.0  # seconds that a query waits for a writer
+_TRANSIENT: Final = (
     "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL", "SQLITE_INTERRUPT",
 )  # fmt: skip
 
 
 def quoted(name: str) -> str:
-    """A name in a query.
+    """Return a name quoted for a query.
 
     >>> quoted('or"ders')
     '"or""ders"'
@@ -35,7 +35,7 @@ def quoted(name: str) -> str:
 
 
 class Sqlite(Database):
-    """A table of a file."""
+    """A table of an SQLite file."""
 
     def __init__(
         self,
@@ -52,25 +52,31 @@ class Sqlite(Database):
         self._select = ""
 
     def open(self) -> None:
-        """Connect, and look at the columns: SQLite takes a quoted name that it does not know for text."""
+        """Connect, and raise `TableError` if the table cannot be followed.
+
+        The columns are checked here, because SQLite takes an unknown quoted name for text.
+        """
         self.close()
-        with self._told():
+        with self._translated_errors():
             uri = f"file:{quote(str(self.path.absolute()))}?mode=ro"
             self._connection = sqlite3.connect(
-                uri, uri=True, timeout=BUSY, isolation_level=None, check_same_thread=False
+                uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
-            found = self._all("SELECT name, pk FROM pragma_table_xinfo(?)", self.table)
-            if not found:
+            columns = self._all("SELECT name, pk FROM pragma_table_xinfo(?)", self.table)
+            if not columns:
                 raise TableError(f"{self.path} has no table {self.table!r}")
-            known = [name for name, _ in found]
-            named("--id", self.id, known, self.table)
-            self.names = [named("--columns", c, known, self.table) for c in self.columns or known]
+            existing = [name for name, _ in columns]
+            existing_column("--id", self.id, existing, self.table)
+            self.names = [
+                existing_column("--columns", c, existing, self.table)
+                for c in self.columns or existing
+            ]
             more = [
-                named(option, column, known, self.table)
+                existing_column(option, column, existing, self.table)
                 for option, column in (("--key", self.key), ("--time", self.time))
                 if column is not None
             ]
-            keys = [name for name, pk in found if pk]
+            keys = [name for name, pk in columns if pk]
             if keys != [self.id] and not self._is_unique():
                 raise TableError(
                     f"{self.table}.{self.id} is not unique: of rows with the same id one would be sent. Make it the "
@@ -89,28 +95,28 @@ class Sqlite(Database):
         )
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection, if it is open."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def interrupt(self) -> None:
-        """End the query that runs."""
+        """Cancel the running query."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.interrupt()
 
     def last(self) -> int | None:
-        """The highest id there is."""
-        with self._told():
+        """Return the highest id of the table; None if it has no rows."""
+        with self._translated_errors():
             [(last,)] = self._all(f"SELECT max({quoted(self.id)}) FROM {quoted(self.table)}")
-        return whole(self.table, last)
+        return whole_id(self.table, last)
 
     def rows(self, after: int | None, most: int) -> list[tuple[Any, ...]]:
-        """Rows after an id."""
+        """Return up to `most` rows after an id, in order."""
         column = quoted(self.id)
-        with self._told():
+        with self._translated_errors():
             if after is None:
                 return self._all(
                     f"{self._select} WHERE {column} NOT NULL ORDER BY {column} LIMIT ?", most
@@ -119,16 +125,16 @@ class Sqlite(Database):
                 f"{self._select} WHERE {column} > ? ORDER BY {column} LIMIT ?", after, most
             )
 
-    def _all(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
+    def _all(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         if self._connection is None:
             raise GoneError(f"{self.path} is closed")
-        return self._connection.execute(query, given).fetchall()
+        return self._connection.execute(query, arguments).fetchall()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
             name = str(getattr(error, "sqlite_errorname", ""))
-            kind = GoneError if name.startswith(_PASSES) else TableError
+            kind = GoneError if name.startswith(_TRANSIENT) else TableError
             raise kind(f"{self.path}: {error}") from error

@@ -1,18 +1,18 @@
-"""Table: rows of a database table, pushed into a flow in the order of a column that goes up. A row is a message.
+"""Push the rows of a database table into a flow, in the order of an increasing id column. A row is a message.
 
 Rules:
 
-1. The id of a message is the row's id: a column of whole numbers from 0 on that is unique, which a new row gets from
-   the database. Rows after the flow's position are asked for, so nothing is kept here. Rows that change or go later
-   are not told.
-2. A row must not become visible after a row with a higher id was sent: it would never be. How that is so depends on the
-   database, and is told in `sqlite.py` and `postgres.py`.
+1. The id of a message is the row's id: a unique column of whole numbers from 0 on, which the database assigns to a new
+   row. Rows after the flow's position are queried, so nothing is kept here. Later changes and deletions of rows are not
+   reported.
+2. A row must not become visible after a row with a higher id was sent: it would never be sent. What ensures that
+   depends on the database: see `sqlite.py` and `postgres.py`.
 3. Queries run in one thread of their own. Names of tables and columns are looked up, and quoted.
-4. A database that does not answer is waited for, with longer and longer pauses; at the start not for ever. What
-   cannot pass, such as a column that is not there, is an error.
+4. A database that does not answer is retried, with growing pauses; at the start only for a limited time. A permanent
+   error, such as a missing column, is raised.
 5. A payload is the row as a JSON object: numbers, text, true, false and null as they are; dates and times in ISO 8601;
    intervals in seconds; decimals as text, so that no digit is lost; bytes in base64; JSON columns as they are;
-   numbers that JSON has not (NaN, infinities), UUIDs and addresses as text.
+   numbers that JSON cannot express (NaN, infinities), UUIDs and addresses as text.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from railgun.ingest.client import Connector
 from railgun.ingest.errors import FeedError
 from railgun.ingest.ready.progress import Progress
 
-POLL: Final = 1.0  # seconds until the next look at a table that had nothing new
-BATCH: Final = 1_000  # rows that are read at once
-PAUSES: Final = (0.2, 10.0)  # seconds until the next attempt: at first, and at most
+POLL_S: Final = 1.0  # until the next query of a table without new rows
+BATCH_ROWS: Final = 1_000  # read by one query
+RETRY_PAUSES_S: Final = (0.2, 10.0)  # until the next attempt: at first, and at most
 R = TypeVar("R")
 
 
@@ -46,43 +46,43 @@ class TableError(FeedError):
 
 
 class GoneError(TableError):
-    """The database does not answer, which may pass."""
+    """The database does not answer, which may be transient."""
 
 
 class Database(ABC):
-    """A table in a database. All but `interrupt` is called in one thread; raises `GoneError` for what may pass."""
+    """A table in a database. All methods but `interrupt` are called in one thread; transient errors are `GoneError`."""
 
     @abstractmethod
     def open(self) -> None:
-        """Connect, and check that the table can be followed; also after the connection was lost."""
+        """Connect, also again after the connection was lost; raise `TableError` if the table cannot be followed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection, if it is open."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """End the query that runs; called in another thread."""
+        """Cancel the running query; called from another thread."""
 
     @abstractmethod
     def last(self) -> int | None:
-        """The highest id there is; raises `TableError` if that is no whole number."""
+        """Return the highest id, or None if there are no rows; raise `TableError` if it is no whole number."""
 
     @abstractmethod
     def rows(self, after: int | None, most: int) -> list[tuple[Any, ...]]:
-        """So many rows after an id, in order: no row between them, or before, may become visible later.
+        """Return up to `most` rows after an id, in order. No row before or between them may become visible later.
 
-        The id is the first column, then come those of the payload, the key and the time, if they are wanted.
+        The columns are the id, those of the payload, and the key and the time if they were requested.
         """
 
     waits = ""
-    """What is waited for, if rows are there and may not be sent yet."""
+    """What the database waits for while it has rows that may not be sent yet."""
     names: Sequence[str] = ()
     """The columns of the payload, in order."""
 
 
 def as_json(names: Sequence[str], row: Sequence[Any]) -> bytes:
-    """A row as a payload.
+    """Return a row as a payload: a JSON object; see rule 5. Raises `TableError` if JSON cannot express it.
 
     >>> as_json(["id", "price", "at"], [1, decimal.Decimal("1.10"), datetime.date(2026, 1, 2)])
     b'{"id":1,"price":"1.10","at":"2026-01-02"}'
@@ -91,11 +91,11 @@ def as_json(names: Sequence[str], row: Sequence[Any]) -> bytes:
     try:
         try:
             return _dumped(fields)
-        except ValueError:  # a number that JSON has not, most likely
+        except ValueError:  # most likely a NaN or an infinity
             return _dumped(_finite(fields))
     except ValueError as error:
         raise TableError(
-            f"it cannot be told as JSON in UTF-8 ({error}): mend it, or leave its column out (--columns)"
+            f"the row cannot be written as JSON in UTF-8 ({error}): correct it, or leave the column out (--columns)"
         ) from error
 
 
@@ -110,9 +110,9 @@ def _finite(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         case list() | tuple():
-            return [_finite(one) for one in value]
+            return [_finite(item) for item in value]
         case dict():
-            return {name: _finite(one) for name, one in value.items()}
+            return {name: _finite(item) for name, item in value.items()}
     return value
 
 
@@ -131,13 +131,15 @@ def _plain(value: Any) -> Any:
         case ipaddress.IPv6Network() | ipaddress.IPv4Interface() | ipaddress.IPv6Interface():
             return str(value)
     raise TableError(
-        f"a value of the type {type(value).__name__} cannot be told as JSON: leave its column out (--columns), or "
+        f"a value of the type {type(value).__name__} cannot be written as JSON: leave its column out (--columns), or "
         "let a column of another type hold it"
     )
 
 
 def as_time(value: Any) -> int | None:
-    """An event time in µs: of a date (without a zone: UTC), of text in ISO 8601, or of seconds since 1970.
+    """Return an event time in µs: of a date (without a zone: UTC), of text in ISO 8601, or of seconds since 1970.
+
+    Raises `TableError` for other values.
 
     >>> as_time("1970-01-02"), as_time(1.5), as_time(None)
     (86400000000, 1500000, None)
@@ -162,7 +164,12 @@ def as_time(value: Any) -> int | None:
 
 
 class Table:
-    """Follows a table. `key`, `time`: whether rows of the database have them, in this order, at their end."""
+    """A connector that follows a table.
+
+    `key`, `time`: whether the rows of `database` end with these columns, in this order. `batch`: rows of one query.
+    `poll`: seconds until the next query after one without new rows. `patience`: seconds to connect at the start.
+    `on_trouble` is called with a text when the database cannot be reached.
+    """
 
     def __init__(
         self,
@@ -172,8 +179,8 @@ class Table:
         *,
         key: bool = False,
         time: bool = False,
-        batch: int = BATCH,
-        poll: float = POLL,
+        batch: int = BATCH_ROWS,
+        poll: float = POLL_S,
         once: bool = False,
         patience: float = 30.0,
         progress: Progress | None = None,
@@ -189,7 +196,7 @@ class Table:
         self._last: int | None = None
 
     async def run(self) -> None:
-        """Follow the table for ever; or, with `once`, until what is in it now is acknowledged."""
+        """Follow the table for ever; with `once`, until the rows it has now are acknowledged."""
         try:
             await self._ask(lambda: None, patience=self.patience)
             if self.once:
@@ -204,7 +211,7 @@ class Table:
             self._thread.shutdown(wait=False)
 
     async def _rows(self, por: int | None) -> AsyncIterator[list[Any]]:
-        """The rows after an id."""
+        """Yield the items of the rows after an id, in batches."""
         self.progress.again(self.stream, por)
         after = por
         while self._last is None or after is None or after < self._last:
@@ -235,9 +242,9 @@ class Table:
         return id_, payload, None if key is None else str(key), time
 
     async def _ask(self, query: Callable[[], R], patience: float = math.inf) -> R:
-        """Do something with the database, as soon as it is there."""
+        """Run a query in the thread, connecting first if necessary; retry for `patience` seconds on `GoneError`."""
         loop = asyncio.get_running_loop()
-        pause, until = PAUSES[0], loop.time() + patience
+        pause, until = RETRY_PAUSES_S[0], loop.time() + patience
 
         def ask() -> R:
             if not self._open:
@@ -247,35 +254,35 @@ class Table:
 
         while True:
             try:
-                done = await loop.run_in_executor(self._thread, ask)
+                result = await loop.run_in_executor(self._thread, ask)
             except GoneError as error:
                 self._open = False
                 if loop.time() + pause > until:
                     raise
                 self.progress.waits = "waits for the database"
-                if pause == PAUSES[0] and self._on_trouble is not None:
+                if pause == RETRY_PAUSES_S[0] and self._on_trouble is not None:
                     self._on_trouble(f"{error}; trying again until it is back")
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, PAUSES[1])
+                pause = min(2 * pause, RETRY_PAUSES_S[1])
             else:
                 self.progress.waits = ""
-                return done
+                return result
 
 
-def whole(table: str, last: Any) -> int | None:
-    """The highest id of a table, if it has rows."""
+def whole_id(table: str, last: Any) -> int | None:
+    """Return `last`, the highest id of a table or None; raise `TableError` if it is no whole number."""
     if last is None or type(last) is int:
         return last
     raise TableError(f"{table}: an id is a whole number from 0 on, not {last!r:.80}")
 
 
-def named(what: str, told: str, known: Sequence[str], table: str) -> str:
-    """A column that there is."""
-    if told not in known:
+def existing_column(what: str, name: str, existing: Sequence[str], table: str) -> str:
+    """Return the column `name`, given for the option `what`; raise `TableError` if the table does not have it."""
+    if name not in existing:
         raise TableError(
-            f"{table} has no column {told!r} for {what}, but {', '.join(known) or 'none'}"
+            f"{table} has no column {name!r} for {what}, but {', '.join(existing) or 'none'}"
         )
-    return told
+    return name
 
 
 def open_database(
@@ -286,7 +293,7 @@ def open_database(
     key: str | None = None,
     time: str | None = None,
 ) -> Database:
-    """A table of the database at a URL: `sqlite:///path`, or `postgresql://…`."""
+    """Return a table of the database at a URL, `sqlite:///path` or `postgresql://…`; raise `TableError` for others."""
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
         from railgun.ingest.ready.sqlite import Sqlite
@@ -296,8 +303,8 @@ def open_database(
         from railgun.ingest.ready.postgres import Postgres
 
         return Postgres(url, table, id, columns, key, time)
-    told = repr(scheme) if scheme != url else "this"  # which may have a password in it
+    shown = repr(scheme) if scheme != url else "this"  # the URL may contain a password
     raise TableError(
-        f"{told} is not known: sqlite:///path/file.db (four slashes for a path from the root), or "
+        f"{shown} is not known: sqlite:///path/file.db (four slashes for a path from the root), or "
         "postgresql://user@host/database"
     )

@@ -1,20 +1,20 @@
-"""Tail: lines of files that grow, pushed into a flow. A file is a stream, a line a message.
+"""Push the lines of growing files into a flow. A file is a stream, a line a message.
 
 Rules:
 
-1. The id of a line is the offset of its last byte, the newline. Ids go up, and the line after id n begins at byte
-   n + 1: so the flow's position is all that has to be known. Nothing is kept here; after a restart the flow is asked.
-2. A line is sent when its newline is there. An incomplete one waits.
-3. Files may only grow. One that is shorter than the position, or has no newline where a line ended, fails, in words;
-   the others go on.
-4. A file is known by its inode, not by its name, as long as this program runs. Renamed, it goes on as the stream it
-   was, and its new name is no other stream. Another file under its old name cannot be that stream too, for ids go up:
-   it fails. So files are rotated to new names, never reused.
-5. A file is kept open while it is followed, so what was appended before it was deleted, or moved away, is still read. A
-   file that was deleted and sent whole ends its stream; one whose last line is not whole fails.
-6. What cannot be read now is tried again, with longer and longer pauses, and counts as failed until it can.
-7. One look at all files, in a thread, every `poll` seconds; a file is read only if it has changed. A look that takes
-   long makes the next one come later, though not much.
+1. The id of a line is the offset of its last byte, the newline. Ids increase, and the line after id n begins at byte
+   n + 1: so the flow's position is all that must be known. Nothing is kept here; after a restart the flow is queried.
+2. A line is sent when its newline has been written. An incomplete line waits.
+3. Files may only grow. A file that is shorter than the position, or has no newline where a line ended, fails with an
+   error text; the others continue.
+4. A file is identified by its inode, not by its name, as long as this program runs. A renamed file continues as its old
+   stream, and its new name makes no new stream. Another file under the old name cannot be that stream too, for ids
+   increase: it fails. So rotate files to new names, and never reuse names.
+5. A file is kept open while it is followed, so lines appended before it was deleted, or moved away, are still read. A
+   file that was deleted and sent completely ends its stream; a deleted file with an incomplete last line fails.
+6. A file that cannot be read is retried, with growing pauses, and counts as failed until it can be read.
+7. One scan in a thread lists all files every `poll` seconds; a file is read only if it has changed. A scan that takes
+   long delays the next one, within limits.
 """
 
 from __future__ import annotations
@@ -33,30 +33,27 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from railgun.ingest.client import ROOM, Connector
+from railgun.ingest.client import READ_AHEAD_BYTES, Connector
 from railgun.ingest.errors import FeedError
 from railgun.ingest.ready.progress import Progress
-from railgun.ingest.stream import HEADROOM
+from railgun.ingest.stream import FRAME_HEADROOM_BYTES
 from railgun.transport.ingest_batch import LARGEST
 
-POLL: Final = 0.5  # seconds between two looks
-BLOCK: Final = (4 << 10, 256 << 10)  # bytes that are read at once: at least, and at most
-LONGEST: Final = LARGEST - HEADROOM  # bytes of a line
-THREADS: Final = 4
-SPARE: Final = 256  # files that this program may have open besides those it follows
-PAUSES: Final = (
-    0.5,
-    10.0,
-)  # seconds until a file that cannot be read is tried again: at first, and at most
-LONGEST_PAUSE: Final = 5.0  # seconds between two looks, if they take long
+POLL_S: Final = 0.5  # between two scans
+BLOCK_BYTES: Final = (4 << 10, 256 << 10)  # read at once: at least, and at most
+MAX_LINE_BYTES: Final = LARGEST - FRAME_HEADROOM_BYTES
+READ_THREADS: Final = 4
+SPARE_FILES: Final = 256  # open files that are left to the program, besides those it follows
+RETRY_PAUSES_S: Final = (0.5, 10.0)  # for a file that cannot be read: at first, and at most
+MAX_POLL_S: Final = 5.0  # between two scans, if they take long
 
 
 class TailError(FeedError):
-    """A file cannot be followed (any more)."""
+    """A file cannot be followed, or no longer."""
 
 
 class Listed(NamedTuple):
-    """A file, as it is found in its directory."""
+    """A file as a scan finds it in its directory."""
 
     path: str
     size: int
@@ -65,64 +62,64 @@ class Listed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Look:
-    """What was read of a file."""
+class ReadResult:
+    """The lines that one read of a file returned, and the state of the file."""
 
-    lines: list[tuple[int, bytes]]
-    end: int  # of these lines
+    lines: list[tuple[int, bytes]]  # ids, and lines without their newlines
+    end: int  # the offset behind these lines
     size: int  # of the file
     inode: tuple[int, int]
-    links: int  # names that the file has; 0: it was deleted
+    links: int  # the number of the file's names; 0: it was deleted
 
 
 class File:
-    """One file, as far as it is followed."""
+    """A file that is followed."""
 
     def __init__(self, name: str, stream: str, listed: Listed) -> None:
         self.name, self.stream = name, stream
-        """Under which it was found first."""
-        self.names = {name}  # all that it had
-        self.now, self.path = name, listed.path  # as it is called
+        """The name under which the file was found first, and its stream."""
+        self.names = {name}  # all names it has had
+        self.now, self.path = name, listed.path  # its current name and path
         self.position = 0  # where the next line begins
         self.inode = listed.inode
-        self.size, self.mtime = listed.size, listed.mtime  # as far as is known
-        self.looked = -1  # its size when it had no whole line more
-        self.is_read = False  # whether it ever was
+        self.size, self.mtime = listed.size, listed.mtime  # at the last scan or read
+        self.looked = -1  # its size when it last had no further complete line
+        self.is_read = False  # whether it was ever read
         self.is_replaced = False  # whether another file has its name
-        self.is_in_trouble = False
-        self.missed = 0  # looks that have not found it, one after the other
+        self.is_in_trouble = False  # whether the last attempt to read it failed
+        self.missed = 0  # the number of scans in a row that have not found it
         self.changed = asyncio.Event()
         self.handle: FileIO | None = None
         self._lock = threading.Lock()
 
     def seen(self, listed: Listed) -> None:
-        """What a look at the directory says of it."""
+        """Take over what a scan of the directory has found."""
         self.size, self.mtime, self.missed = listed.size, listed.mtime, 0
         if listed.size != self.looked:
             self.changed.set()
 
     def may_be(self, listed: Listed) -> bool:
-        """Whether a file with this inode and another name is this one. Inodes are used again, unless they are open."""
+        """Return whether a file with this inode and another name is this file. Inodes of closed files are reused."""
         return self.handle is not None or (self.size, self.mtime) == (listed.size, listed.mtime)
 
-    def look(self, block: int, keep_open: bool) -> Look:
-        """Read some lines; called in a thread."""
+    def look(self, block: int, keep_open: bool) -> ReadResult:
+        """Read about `block` bytes of lines; called in a thread. The file stays open if `keep_open`."""
         with self._lock:
             if self.handle is None:
                 self.handle = FileIO(self.path)
             try:
                 inode = self.inode if self.is_read else None
-                found = read(self.handle, self.path, self.position, block, inode)
+                result = read(self.handle, self.path, self.position, block, inode)
             except OSError:
                 keep_open = False
                 raise
             finally:
                 if not keep_open:
                     self._close()
-            return found
+            return result
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file, if it is open."""
         with self._lock:
             self._close()
 
@@ -132,17 +129,22 @@ class File:
             self.handle = None
 
 
-def read(file: FileIO, path: str, position: int, block: int, inode: tuple[int, int] | None) -> Look:
-    """Whole lines from a position on, about so many bytes."""
-    # With the newline before, which tells whether this is still the file that was read.
+def read(
+    file: FileIO, path: str, position: int, block: int, inode: tuple[int, int] | None
+) -> ReadResult:
+    """Read complete lines from `position` on, about `block` bytes; always at least one line if there is one.
+
+    Raises `TailError` if the file was replaced (it has not this `inode`), truncated, or has too long a line.
+    """
+    # Read the newline before the position too: it shows whether this is still the same file.
     begin = max(0, position - 1)
-    told = os.fstat(file.fileno())
-    known = (told.st_dev, told.st_ino)
-    if inode is not None and known != inode:
+    status = os.fstat(file.fileno())
+    file_id = (status.st_dev, status.st_ino)
+    if inode is not None and file_id != inode:
         raise _replaced(path)
-    if told.st_size < position:
+    if status.st_size < position:
         raise TailError(
-            f"{path} has {told.st_size:,} bytes, but {position:,} were sent: it was truncated or replaced. Files "
+            f"{path} has {status.st_size:,} bytes, but {position:,} were sent: it was truncated or replaced. Files "
             "that are followed may only grow"
         )
     file.seek(begin)
@@ -151,21 +153,23 @@ def read(file: FileIO, path: str, position: int, block: int, inode: tuple[int, i
         piece = file.read(max(block, len(data)))
         data += piece
         end = data.rfind(b"\n") + 1
-        if end > position - begin or not piece or len(data) > LONGEST + 1:
+        if end > position - begin or not piece or len(data) > MAX_LINE_BYTES + 1:
             break
     if position and data[:1] != b"\n":
         raise TailError(
             f"{path} has no end of a line at byte {begin:,}, where one was sent: it was replaced by another file"
         )
     rest = data[position - begin : end]
-    if not rest and len(data) - (position - begin) > LONGEST:
-        raise TailError(f"{path}: the line at byte {position:,} has more than {LONGEST:,} bytes")
+    if not rest and len(data) - (position - begin) > MAX_LINE_BYTES:
+        raise TailError(
+            f"{path}: the line at byte {position:,} has more than {MAX_LINE_BYTES:,} bytes"
+        )
     lines = []
     at = position
     for line in rest.split(b"\n")[:-1]:
         at += len(line) + 1
         lines.append((at - 1, line[:-1] if line[-1:] == b"\r" else line))
-    return Look(lines, at, told.st_size, known, told.st_nlink)
+    return ReadResult(lines, at, status.st_size, file_id, status.st_nlink)
 
 
 def _replaced(path: str) -> TailError:
@@ -176,19 +180,20 @@ def _replaced(path: str) -> TailError:
 
 
 def _may_be_open() -> int:
-    """How many files may be kept open."""
+    """Return how many files may be kept open."""
     if os.name != "posix":  # an open file cannot be renamed or deleted there
         return 0
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - SPARE
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - SPARE_FILES
 
 
 class Tail:
-    """Follows a file, or the files of a directory that match a pattern.
+    """A connector that follows a file, or the files of a directory that match a pattern.
 
-    `prefix` stands before the names of streams. `once`: `run` returns when all that is there now is acknowledged.
+    `prefix` precedes the names of streams. `once`: `run` returns when all lines that exist now are acknowledged.
+    `on_error` is called with a stream and why it failed, `on_warning` with a stream and a text.
     """
 
     def __init__(
@@ -199,7 +204,7 @@ class Tail:
         *,
         prefix: str = "",
         once: bool = False,
-        poll: float = POLL,
+        poll: float = POLL_S,
         progress: Progress | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         on_warning: Callable[[str, str], None] | None = None,
@@ -212,28 +217,30 @@ class Tail:
         self.poll = poll
         self.progress = progress or Progress()
         self.files: dict[str, File] = {}
-        """By the names under which they were found first, which are those of streams."""
+        """Files by the name under which they were found first, which names the stream."""
         self.unfinished: list[str] = []
-        """Of a run with `once`: files whose last line is not complete; it was not sent."""
+        """With `once`: streams whose file has an incomplete last line, which was not sent."""
         self._on_error, self._on_warning = on_error, on_warning
         self._inodes: dict[tuple[int, int], File] = {}
         self._open: set[File] = set()
         self._may_be_open = _may_be_open()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(THREADS, "railgun-tail")
-        self._looking = ThreadPoolExecutor(1, "railgun-look")  # not behind thousands of reads
+        self._threads = ThreadPoolExecutor(READ_THREADS, "railgun-tail")
+        self._looking = ThreadPoolExecutor(
+            1, "railgun-look"
+        )  # scans must not wait for thousands of reads
 
     async def run(self) -> None:
-        """Follow what there is and what comes, for ever; or, with `once`, what there is."""
+        """Follow existing and new files for ever; with `once`, only the existing ones until they are acknowledged."""
         loop = asyncio.get_running_loop()
         try:
             while True:
-                found, took = await loop.run_in_executor(self._looking, self._look)
-                self._update(found)
+                listed, took = await loop.run_in_executor(self._looking, self._look)
+                self._update(listed)
                 if self.once:
                     await asyncio.gather(*self._tasks.values())
                     return
-                await self._pause(max(self.poll, min(10 * took, LONGEST_PAUSE)))
+                await self._pause(max(self.poll, min(10 * took, MAX_POLL_S)))
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -244,45 +251,45 @@ class Tail:
                 file.close()
 
     async def _pause(self, seconds: float) -> None:
-        """Until the next look, or something that ends everything."""
+        """Sleep until the next scan; raise the error of a task that ends the program."""
         done = [task for task in self._tasks.values() if task.done()]
         for task in done:
             task.result()
         await asyncio.sleep(seconds)
 
     def _look(self) -> tuple[dict[str, Listed], float]:
-        """The files there are, and the processor's seconds it took to find them."""
+        """Return the files by name, and the CPU seconds it took to list them."""
         begun = time.thread_time()
         return self._list(), time.thread_time() - begun
 
     def _list(self) -> dict[str, Listed]:
-        """The files there are."""
+        """Return the files by name; symbolic links come last."""
         paths = [(str(self.path), self.path.name)]
-        if self.path.is_dir():  # names as text: there may be many, and none is hidden
+        if self.path.is_dir():  # names as text, not paths: there may be many
             names = sorted(glob.iglob(self.pattern, root_dir=self.path, recursive=True))
             paths = [(os.path.join(self.path, name), name) for name in names]
-        found: dict[str, Listed] = {}
-        links: dict[str, Listed] = {}  # after what they may point to
+        files: dict[str, Listed] = {}
+        links: dict[str, Listed] = {}  # listed after the files they may point to
         for path, name in paths:
             try:
-                told = os.lstat(path)
-                is_link = stat.S_ISLNK(told.st_mode)
+                status = os.lstat(path)
+                is_link = stat.S_ISLNK(status.st_mode)
                 if is_link:
-                    told = os.stat(path)
-            except OSError as error:  # gone since, or not there yet
+                    status = os.stat(path)
+            except OSError as error:  # deleted meanwhile, or not created yet
                 if self.once and path == str(self.path):
                     raise TailError(f"{path} cannot be read: {error.strerror}") from error
                 continue
-            if stat.S_ISREG(told.st_mode):
-                inode = (told.st_dev, told.st_ino)
-                (links if is_link else found)[name] = Listed(
-                    path, told.st_size, told.st_mtime_ns, inode
+            if stat.S_ISREG(status.st_mode):
+                inode = (status.st_dev, status.st_ino)
+                (links if is_link else files)[name] = Listed(
+                    path, status.st_size, status.st_mtime_ns, inode
                 )
-        return {**found, **links}
+        return {**files, **links}
 
-    def _update(self, found: dict[str, Listed]) -> None:
+    def _update(self, listing: dict[str, Listed]) -> None:
         here = set()
-        for name, listed in found.items():
+        for name, listed in listing.items():
             file = self._inodes.get(listed.inode)
             if file is None or not (file.now == name or file in here or file.may_be(listed)):
                 file = self.files.get(name)
@@ -296,13 +303,13 @@ class Tail:
             here.add(file)
             file.seen(listed)
             if name != file.now:
-                self._rename(file, name, found)
+                self._rename(file, name, listing)
         for name, file in list(self.files.items()):
             if file not in here:  # deleted, or moved away
                 file.missed += 1
                 file.changed.set()
-                if name not in found and self._tasks[name].done():
-                    # One of this name that comes later is another.
+                if name not in listing and self._tasks[name].done():
+                    # A file of this name that appears later is another file.
                     self._forget(file)
                     del self.files[name], self._tasks[name]
                     self.progress.streams -= 1
@@ -320,29 +327,29 @@ class Tail:
         self._inodes[inode] = file
 
     def _forget(self, file: File) -> None:
-        """Let go of a file; its inode may become another's."""
+        """Close a file, and forget its inode, which another file may get."""
         file.close()
         self._open.discard(file)
         if self._inodes.get(file.inode) is file:
             del self._inodes[file.inode]
 
-    def _rename(self, file: File, name: str, found: dict[str, Listed]) -> None:
-        """A file that is followed has another name, too or instead."""
-        before = found.get(file.now)
+    def _rename(self, file: File, name: str, listing: dict[str, Listed]) -> None:
+        """Note another name of a file that is followed, and warn: it may be an additional or a new name."""
+        before = listing.get(file.now)
         if before is None or before.inode != file.inode:
-            file.now, file.path = name, found[name].path
+            file.now, file.path = name, listing[name].path
             file.changed.set()
         if name not in file.names:
             file.names.add(name)
             if self._on_warning is not None:
                 self._on_warning(
                     file.stream,
-                    f"{found[name].path} is the same file: its lines are sent as those of {file.stream!r}, and not of "
-                    "another stream",
+                    f"{listing[name].path} is the same file: its lines are sent as those of {file.stream!r}, and not "
+                    "of another stream",
                 )
 
     def _fail(self, file: File, error: Exception, is_known: bool = False) -> None:
-        """A file's lines cannot be sent, or not all."""
+        """Record and report that the lines of a file cannot be sent, or not all, unless that `is_known`."""
         if not is_known:
             self.progress.failed.setdefault(file.stream, str(error))
             if self._on_error is not None:
@@ -360,17 +367,17 @@ class Tail:
         else:
             self._forget(file)
 
-    async def _read(self, file: File) -> Look:
-        """Some lines of a file; as soon as it can be read."""
+    async def _read(self, file: File) -> ReadResult:
+        """Read lines of a file, retrying until it can be read. Raises `FileNotFoundError` if it was deleted."""
         loop = asyncio.get_running_loop()
-        pause = PAUSES[0]
+        pause = RETRY_PAUSES_S[0]
         while True:
-            block = max(BLOCK[0], min(BLOCK[1], ROOM // len(self.files)))
+            block = max(BLOCK_BYTES[0], min(BLOCK_BYTES[1], READ_AHEAD_BYTES // len(self.files)))
             keep_open = file in self._open or len(self._open) < self._may_be_open
             if keep_open:
                 self._open.add(file)
             try:
-                look = await loop.run_in_executor(self._threads, file.look, block, keep_open)
+                result = await loop.run_in_executor(self._threads, file.look, block, keep_open)
             except FileNotFoundError:
                 raise
             except OSError as error:
@@ -380,7 +387,7 @@ class Tail:
                 self._fail(file, _unread(file, error), file.is_in_trouble)
                 file.is_in_trouble = True
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSES[1])
+                pause = min(2 * pause, RETRY_PAUSES_S[1])
                 continue
             if file.is_in_trouble:
                 file.is_in_trouble = False
@@ -388,35 +395,35 @@ class Tail:
                     del self.progress.failed[file.stream]
             if not file.is_read:
                 file.is_read = True
-                self._identify(file, look.inode)
-            file.size = look.size
-            return look
+                self._identify(file, result.inode)
+            file.size = result.size
+            return result
 
     async def _lines(self, file: File, por: int | None) -> AsyncIterator[list[Any]]:
-        """The lines of a file after an id."""
+        """Yield the lines of a file after an id, until it is deleted; with `once`, until its present end."""
         self.progress.again(file.stream, por)
         file.position = 0 if por is None else por + 1
-        enough = file.size if self.once else None  # what is there now
+        stop_at = file.size if self.once else None  # the present end of the file
         while True:
             file.changed.clear()
             try:
-                look = await self._read(file)
-                is_there = look.links > 0
-            except FileNotFoundError:  # and it was not kept open
-                if file.missed < 2 and not self.once:  # a look may miss what is renamed meanwhile
+                result = await self._read(file)
+                is_there = result.links > 0
+            except FileNotFoundError:  # it was deleted, and not kept open
+                if file.missed < 2 and not self.once:  # a scan may miss a file renamed meanwhile
                     await file.changed.wait()
                     continue
-                look, is_there = None, False
-            if look is not None and look.lines:
-                file.position = look.end
-                self.progress.took(file.stream, look.lines[-1][0], len(look.lines))
-                yield look.lines
-                if enough is not None and file.position >= enough:
+                result, is_there = None, False
+            if result is not None and result.lines:
+                file.position = result.end
+                self.progress.took(file.stream, result.lines[-1][0], len(result.lines))
+                yield result.lines
+                if stop_at is not None and file.position >= stop_at:
                     return
                 continue
             if not is_there:
                 if file.position >= file.size:
-                    return  # it was sent whole
+                    return  # it was sent completely
                 raise TailError(
                     f"{file.path} was deleted before all of it was sent: it is missing from byte {file.position:,} on"
                 )

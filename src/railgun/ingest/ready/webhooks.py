@@ -1,4 +1,4 @@
-"""Webhooks: HTTP requests, pushed into a flow. A POST is a message.
+"""Push HTTP requests (webhooks) into a flow. A POST is a message.
 
     POST /STREAM        the body is the message; the header X-Message-Id may hold its id
     POST /STREAM/ID     the id in the path
@@ -6,23 +6,24 @@
 
 Rules:
 
-1. 200 is answered when the message is in a committed snapshot of the flow, and no earlier: who hears it may forget the
-   message. Who asks for less (`?wait=no`, or `early`) gets 202 as soon as it is handed over; it is lost if this program
-   ends before the flow has it.
-2. Ids are whole numbers from 0 on that go up within a stream. Who gives them can send a message again, and it is taken
-   once: `{"duplicate": true}`. Who gives none gets the next one; sent again, it is another message. The last ids there
-   are cannot be given, so that there is a next one.
-3. An id at or below what the flow has counts as a duplicate, for what was sent before this program was started cannot
-   be known; one that is known not to have come (a lower one than others that wait, or came lately) is 409.
-4. Nothing grows without bounds: a body has a largest size (413), and all that waits for the flow has (503, with
-   Retry-After). Of too many streams the one that was not used for longest is let go.
-5. A message that the flow refuses is answered with 422, and the stream goes on without it.
-6. At the end nothing more is taken, and what waits is answered when it is acknowledged, or after a while with 503.
-7. A stream is for one program at a time. An id is drawn only while the stream is open here, after what the flow has of
-   it then. Where the flow has more of a stream than was sent from here, others send it too, and what of ours came
-   cannot be known: nobody is told 200 then.
-8. What is wrong with a request, or a stream, is answered to those who ask for it. This program ends only when nothing
-   can be sent any more, or when the flow has forgotten what it had acknowledged.
+1. The answer is 200 when the message is in a committed snapshot of the flow, and no earlier: the caller may then forget
+   the message. With `?wait=no`, or `early`, the answer is 202 as soon as the message is handed over; it is lost if this
+   program ends before the flow has it.
+2. Ids are whole numbers from 0 on that increase within a stream. A caller that gives ids can send a message again, and
+   it is accepted once: `{"duplicate": true}`. A message without an id gets the next one; sent again, it is another
+   message. Callers cannot give the very last ids, so that there always is a next one.
+3. An id at or below the flow's position counts as a duplicate, for this program cannot know what was sent before it
+   started. An id that is known not to have come (lower than ids that wait, or came lately) is answered with 409.
+4. Nothing grows without bounds: the size of a body is limited (413), and so is the total size of the messages that wait
+   for the flow (503, with Retry-After). Of too many streams, the least recently used one is closed.
+5. A message that the flow refuses is answered with 422, and the stream continues without it.
+6. When this program stops, it accepts nothing more. Requests that wait are answered when their message is acknowledged,
+   or after a timeout with 503.
+7. A stream is for one program at a time. An id is assigned only while the stream is open here, behind the flow's
+   position at that time. If the flow has more of a stream than was sent from here, others send it too, and it is
+   unknown which messages from here it has: no request is answered with 200 then.
+8. An error of a request or a stream is answered to the requests concerned. This program ends only when nothing can be
+   sent any more, or when the flow has lost messages that it had acknowledged.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from railgun.transport.http import Handler, HttpPort, answer, bears, refusal
 from railgun.transport.listen_rules import is_loopback
 
 PORT: Final = 7180
-LARGEST: Final = 512 << 10  # bytes of a body
-WAITING: Final = 64 << 20  # bytes of messages that wait for the flow
-PATIENCE: Final = 30.0  # seconds for which a request waits
-REMEMBERED: Final = 1_000  # ids of a stream that are known to have come
-MOST_STREAMS: Final = 10_000
-HIGHEST: Final = LAST_ID - (1 << 32)  # of the ids that callers give
-OVERHEAD: Final = 200  # bytes of memory that a message takes, besides its body
-LOOK: Final = 0.5  # seconds between two looks where the flow is, at the start of a stream
-ID: Final = "X-Message-Id"
+MAX_BODY_BYTES: Final = 512 << 10
+MAX_WAITING_BYTES: Final = 64 << 20  # of messages that wait for the flow
+REQUEST_TIMEOUT_S: Final = 30.0  # for the body, and for the acknowledgement
+REMEMBERED_IDS: Final = 1_000  # acknowledged or refused ids remembered for each stream
+MAX_STREAMS: Final = 10_000
+MAX_GIVEN_ID: Final = LAST_ID - (1 << 32)  # the highest id that a caller may give
+MESSAGE_OVERHEAD_BYTES: Final = 200  # of memory that a message takes, besides its body
+POSITION_POLL_S: Final = 0.5  # between two checks of the flow's position, at the start of a stream
+ID_HEADER: Final = "X-Message-Id"
 _LOG: Final = logging.getLogger(__name__)
 R = TypeVar("R")
 
@@ -66,7 +67,7 @@ class ListenError(FeedError):
 
 
 def open_to_all(host: str) -> ListenError:
-    """Why not to listen there."""
+    """Return the error that refuses to listen without TLS on an address other machines can reach."""
     return ListenError(
         f"{host} can be reached from elsewhere, and what is sent there can be read: give a certificate and its key, or "
         "listen on 127.0.0.1"
@@ -74,11 +75,11 @@ def open_to_all(host: str) -> ListenError:
 
 
 class _BusyError(Exception):
-    """Not now."""
+    """A request cannot be served now, and may be sent again later."""
 
 
-class _WrongError(Exception):
-    """What is wrong with a request."""
+class _RequestError(Exception):
+    """A request is refused, with this HTTP status and code."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -86,7 +87,7 @@ class _WrongError(Exception):
 
 
 class Handed(NamedTuple):
-    """A message that the connector has: who is to hear of it, its size, and whether its id was drawn here."""
+    """A message that the connector has: its waiting request, its size, and whether its id was assigned here."""
 
     future: asyncio.Future[None]
     size: int
@@ -95,26 +96,27 @@ class Handed(NamedTuple):
 
 @dataclass(slots=True)
 class Hook:
-    """A stream that requests come for. An id up to `last` is one that waits, is refused, came, or is out of order."""
+    """A stream that receives requests. Each id up to `last` waits, is refused, has come, or is out of order."""
 
     name: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    begun: bool = False  # whether it is known where the flow is
+    begun: bool = False  # whether the flow's position is known
     last: int = NONE
-    floor: int = NONE  # up to it, the flow has what was ever sent
+    floor: int = NONE  # the flow has all messages up to this id that were ever sent
     waiting: OrderedDict[int, Handed] = field(default_factory=OrderedDict)
-    """What is handed over and not acknowledged."""
+    """Messages that are handed over and not acknowledged, by id."""
     came: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    """What is acknowledged, above the floor."""
+    """Acknowledged ids above the floor."""
     refused: OrderedDict[int, tuple[int, str, str]] = field(default_factory=OrderedDict)
-    """What will not be in the flow: how that is answered."""
+    """Ids that will not be in the flow, and the status, code and text that answer them."""
     watch: asyncio.Task[None] | None = None
 
 
 class Webhooks(HttpPort):
-    """Listens, and pushes what comes; `acknowledged` has to be the connector's `on_ack`.
+    """A server that pushes the requests it receives into a flow.
 
-    `waiting`: bytes of messages that wait for the flow, half of what the connector keeps at most.
+    `acknowledged` must be the connector's `on_ack`, and `passed` its `on_passed`. `waiting`: the most bytes of messages
+    that wait for the flow, at most half of what the connector keeps. `patience`: seconds for which a request waits.
     """
 
     def __init__(
@@ -126,9 +128,9 @@ class Webhooks(HttpPort):
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
         early: bool = False,
-        largest: int = LARGEST,
-        waiting: int = WAITING,
-        patience: float = PATIENCE,
+        largest: int = MAX_BODY_BYTES,
+        waiting: int = MAX_WAITING_BYTES,
+        patience: float = REQUEST_TIMEOUT_S,
         progress: Progress | None = None,
     ) -> None:
         if tls is None and not is_loopback(host):
@@ -138,13 +140,13 @@ class Webhooks(HttpPort):
         self.largest, self.waiting, self.patience = largest, waiting, patience
         self.progress = progress or Progress()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has an exception when nothing can be sent any more."""
+        """A future that gets an exception when nothing can be sent any more."""
         self.failed.add_done_callback(_heard)
         self._token = None if token is None else token.encode()
-        self._hooks: OrderedDict[str, Hook] = OrderedDict()  # the one used last is the last
+        self._hooks: OrderedDict[str, Hook] = OrderedDict()  # least recently used first
         self._tasks: set[asyncio.Task[Any]] = set()
         self._held = 0  # bytes of messages that wait for the flow
-        self._waits: set[asyncio.Timeout] = set()  # of requests that were read
+        self._waits: set[asyncio.Timeout] = set()  # of requests whose body was read
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
@@ -155,7 +157,7 @@ class Webhooks(HttpPort):
         super().__init__(app, host, port, tls)
 
     async def start(self) -> None:
-        """Listen; raises `ListenError` if that cannot be."""
+        """Listen; raise `ListenError` if the address cannot be used."""
         try:
             await self.open()
         except OSError as error:
@@ -164,13 +166,13 @@ class Webhooks(HttpPort):
             ) from error
 
     async def stop(self, patience: float) -> None:
-        """Take nothing more, answer what waits within a time, and end."""
+        """Accept no more requests, answer those that wait within `patience` seconds, and close the server."""
         self._stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._settled()
         for waits in self._waits:
-            with contextlib.suppress(RuntimeError):  # it is over this very moment
+            with contextlib.suppress(RuntimeError):  # it expired just now
                 waits.reschedule(0)
         for task in [*self._tasks, *(hook.watch for hook in self._hooks.values())]:
             if task is not None:
@@ -179,7 +181,7 @@ class Webhooks(HttpPort):
 
     async def _settled(self) -> None:
         await self._idle.wait()
-        for hook in list(self._hooks.values()):  # also what nobody waits for
+        for hook in list(self._hooks.values()):  # also messages without a waiting request
             if hook.watch is not None:
                 await asyncio.wait([hook.watch])
 
@@ -194,40 +196,42 @@ class Webhooks(HttpPort):
             return await handler(request)
         except _BusyError as error:
             return _later("BUSY", error)
-        except _WrongError as error:
+        except _RequestError as error:
             return refusal(error.status, code=error.code, message=str(error))
         except web.HTTPException as error:
-            told = (
+            text = (
                 f"a body has at most {self.largest:,} bytes"
                 if error.status == 413
                 else error.reason
             )
-            return refusal(error.status, code=error.reason.upper().replace(" ", "_"), message=told)
+            return refusal(error.status, code=error.reason.upper().replace(" ", "_"), message=text)
         except (ConnectionError, asyncio.CancelledError):
             raise
         except FeedError as error:
             return _later("FLOW", error)
         except Exception as error:
-            _LOG.exception("a request has failed in a way nobody has thought of")
+            _LOG.exception("a request has failed unexpectedly")
             return refusal(500, code="INTERNAL", message=f"{type(error).__name__}: {error}")
 
     async def _health(self, request: web.Request) -> web.Response:
         connected = self.connector.connected and not self._stopping
-        return answer({"connected": connected, **self.progress.told()}, 200 if connected else 503)
+        return answer(
+            {"connected": connected, **self.progress.figures()}, 200 if connected else 503
+        )
 
     # ------------------------------------------------------------ messages
 
     async def _post(self, request: web.Request) -> web.Response:
-        told = request.match_info.get("id", request.headers.get(ID))
-        id_ = None if told is None else _number(told)
+        id_text = request.match_info.get("id", request.headers.get(ID_HEADER))
+        id_ = None if id_text is None else _number(id_text)
         wait = request.query.get("wait", "no" if self.early else "ack")
         if wait not in ("ack", "no"):
-            raise _WrongError(400, "BAD_REQUEST", f"wait is 'ack' or 'no', not {wait[:50]!r}")
+            raise _RequestError(400, "BAD_REQUEST", f"wait is 'ack' or 'no', not {wait[:50]!r}")
         name = request.match_info["stream"]
         try:
             check_name(name)
         except FeedError as error:
-            raise _WrongError(400, "BAD_NAME", str(error)) from error
+            raise _RequestError(400, "BAD_NAME", str(error)) from error
         body = await self._body(request)
         return await self._answer(name, id_, body, wait)
 
@@ -237,15 +241,15 @@ class Webhooks(HttpPort):
                 return await request.read()
         except TimeoutError:
             text = f"the body has not come within {self.patience:g} s"
-            raise _WrongError(408, "REQUEST_TIMEOUT", text) from None
+            raise _RequestError(408, "REQUEST_TIMEOUT", text) from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
             text = " ".join(str(error).split())
-            raise _WrongError(400, "BAD_BODY", f"the body cannot be read: {text}") from error
+            raise _RequestError(400, "BAD_BODY", f"the body cannot be read: {text}") from error
 
     async def _answer(self, name: str, id_: int | None, body: bytes, wait: str) -> web.Response:
         if self._stopping:
-            raise _BusyError("this program ends; send it again")
-        size = len(body) + OVERHEAD
+            raise _BusyError("this program is stopping; send the message again")
+        size = len(body) + MESSAGE_OVERHEAD_BYTES
         if self._held + size > self.waiting:
             raise _BusyError(f"{self._held:,} bytes wait for the flow; send it again later")
         waits = asyncio.timeout(self.patience)
@@ -273,21 +277,21 @@ class Webhooks(HttpPort):
     async def _hand_over(
         self, name: str, id_: int | None, body: bytes
     ) -> tuple[int, bool, asyncio.Future[None] | None]:
-        """Give a message to the connector: its id, whether it is new, and what to wait for."""
-        hook = await self._locked(name)  # so they are taken in the order in which they come
+        """Hand a message to the connector; return its id, whether it is new, and a future of its acknowledgement."""
+        hook = await self._locked(name)  # so that messages keep the order in which they came
         try:
             if id_ is None or not hook.begun:
                 await self._begin(hook)
         except BaseException:
             hook.lock.release()
             raise
-        # Who asks may go away. What is begun is done, and nobody else draws an id before it is.
+        # The caller may disconnect: the task still completes, and no other request gets an id before that.
         taking = self._task(self._take(hook, id_, body))
         taking.add_done_callback(lambda _: hook.lock.release())
         return await asyncio.shield(taking)
 
     def _task(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        """Work that goes on if nobody waits for it any more."""
+        """Return a task that continues even if the caller stops waiting for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -295,25 +299,25 @@ class Webhooks(HttpPort):
         return task
 
     async def _locked(self, name: str) -> Hook:
-        """The hook of a stream, which nobody else uses until its lock is released."""
+        """Return the hook of a stream with its lock acquired; the caller must release the lock."""
         while True:
-            while (hook := self._hooks.get(name)) is None and len(self._hooks) >= MOST_STREAMS:
+            while (hook := self._hooks.get(name)) is None and len(self._hooks) >= MAX_STREAMS:
                 await self._make_room()
             if hook is None:
                 hook = self._hooks[name] = Hook(name)
             await hook.lock.acquire()
-            if self._hooks.get(name) is hook:  # else it was let go meanwhile
+            if self._hooks.get(name) is hook:  # else it was closed meanwhile
                 self._hooks.move_to_end(name)
                 return hook
             hook.lock.release()
 
     async def _make_room(self) -> None:
-        """Let go of the stream that was not used for longest."""
+        """Close the least recently used stream without waiting messages; raise `_BusyError` if there is none."""
         for hook in self._hooks.values():
             if not hook.waiting and not hook.lock.locked():
                 await asyncio.shield(self._task(self._let_go(hook)))
                 return
-        raise _BusyError(f"{MOST_STREAMS:,} streams at the same time are the most")
+        raise _BusyError(f"at most {MAX_STREAMS:,} streams can be open at the same time")
 
     async def _let_go(self, hook: Hook) -> None:
         async with hook.lock:
@@ -324,9 +328,9 @@ class Webhooks(HttpPort):
             del self._hooks[hook.name]
 
     async def _begin(self, hook: Hook) -> None:
-        """Learn where the flow is, if others have sent the stream since that was known.
+        """Learn the flow's position, if it is unknown or others have sent the stream since.
 
-        Nothing is taken before that is in a snapshot: else the flow might go back behind it.
+        No message is accepted before that position is in a snapshot: else the flow might go back behind it.
         """
         connector = self.connector
         while True:
@@ -338,7 +342,7 @@ class Webhooks(HttpPort):
                 if at is None or (acked is not None and acked >= at):
                     break
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK):
+                    async with asyncio.timeout(POSITION_POLL_S):
                         await connector.wait(hook.name, at)
             except RefusedError as error:
                 if not self._mend(hook, error):
@@ -360,15 +364,17 @@ class Webhooks(HttpPort):
         if id_ is None:
             id_ = hook.last + 1
         if id_ > LAST_ID:
-            raise _WrongError(409, "NO_NEXT_ID", f"{hook.name!r} has the last id that there is")
+            raise _RequestError(
+                409, "NO_NEXT_ID", f"{hook.name!r} has reached the highest possible id"
+            )
         if id_ <= hook.last:
             return id_, False, self._again(hook, id_)
         hook.refused.pop(id_, None)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_heard)
-        # It waits from now on: what becomes of it may be heard before it is handed over whole.
+        # Register it before sending: its outcome may be reported before `send` returns.
         before, hook.last = hook.last, id_
-        size = len(body) + OVERHEAD
+        size = len(body) + MESSAGE_OVERHEAD_BYTES
         hook.waiting[id_] = Handed(future, size, drawn)
         self._held += size
         try:
@@ -390,7 +396,7 @@ class Webhooks(HttpPort):
                 await self.connector.send(hook.name, id_, body)
                 return
             except TooLargeError as error:
-                raise _WrongError(413, "TOO_LARGE", str(error)) from error
+                raise _RequestError(413, "TOO_LARGE", str(error)) from error
             except RefusedError as error:
                 if not self._mend(hook, error):
                     self._trouble(hook, error)
@@ -400,34 +406,37 @@ class Webhooks(HttpPort):
                 raise
 
     def _again(self, hook: Hook, id_: int) -> asyncio.Future[None] | None:
-        """An id that is not above all others: what to wait for, if it came before."""
+        """Return the future of a message that was sent before, or None if it is in the flow.
+
+        Raises `_RequestError` if the message was refused, or its id is out of order.
+        """
         if id_ in hook.waiting:
             return hook.waiting[id_].future
         if id_ in hook.refused:
-            raise _WrongError(*hook.refused[id_])
+            raise _RequestError(*hook.refused[id_])
         if id_ <= hook.floor or id_ in hook.came:
             return None
-        raise _WrongError(
+        raise _RequestError(
             409, "OUT_OF_ORDER",
-            f"ids of {hook.name!r} go up: {hook.last} came before {id_}, which did not come then",
+            f"ids of {hook.name!r} increase: {id_} was not received before {hook.last}, and comes too late",
         )  # fmt: skip
 
     def acknowledged(self, stream: str, por: int) -> None:
-        """What is in a committed snapshot; for the connector's `on_ack`."""
+        """Answer the requests up to the id `por`, which are in a committed snapshot; for the connector's `on_ack`."""
         self.progress.acknowledged(stream, por)
         hook = self._hooks.get(stream)
         if hook is None:
             return
-        if hook.begun and por > hook.last:  # not from here
+        if hook.begun and por > hook.last:  # others have sent the stream
             self.passed(stream, list(hook.waiting))
         while hook.waiting and (id_ := next(iter(hook.waiting))) <= por:
             self._settle(hook, id_)
             hook.came[id_] = None
-        while len(hook.came) > REMEMBERED:
+        while len(hook.came) > REMEMBERED_IDS:
             hook.floor, _ = hook.came.popitem(last=False)
 
     def passed(self, stream: str, ids: Iterable[int]) -> None:
-        """The flow has higher ids of a stream, from others, and these may not be in it: nobody is to hear 200."""
+        """Refuse messages that may not be in the flow, because it has higher ids of the stream from others."""
         hook = self._hooks.get(stream)
         if hook is None:
             return
@@ -442,15 +451,15 @@ class Webhooks(HttpPort):
                 self._refuse(hook, id_, 409, "PASSED_OVER", text)
 
     def _refuse(self, hook: Hook, id_: int, status: int, code: str, text: str) -> None:
-        """A message will not be in the flow; whoever sends it again hears the same."""
+        """Refuse a message that will not be in the flow; sending it again gets the same answer."""
         hook.refused[id_] = status, code, text
-        while len(hook.refused) > REMEMBERED:
+        while len(hook.refused) > REMEMBERED_IDS:
             hook.refused.popitem(last=False)
         if id_ in hook.waiting:
-            self._settle(hook, id_, _WrongError(status, code, text))
+            self._settle(hook, id_, _RequestError(status, code, text))
 
     def _settle(self, hook: Hook, id_: int, error: Exception | None = None) -> None:
-        """Tell who waits for a message what became of it."""
+        """Complete the request that waits for a message: acknowledged, or failed with `error`."""
         future, size, _ = hook.waiting.pop(id_)
         self._held -= size
         if future.done():
@@ -461,7 +470,7 @@ class Webhooks(HttpPort):
             future.set_exception(error)
 
     async def _watch(self, hook: Hook) -> None:
-        """As long as messages of a stream wait: hear what is wrong with them."""
+        """Handle errors of a stream as long as messages of it wait."""
         try:
             while hook.waiting:
                 try:
@@ -477,20 +486,20 @@ class Webhooks(HttpPort):
             hook.watch = None
 
     def _mend(self, hook: Hook, error: RefusedError) -> bool:
-        """Go on without a message that the flow has refused; False: that is not what is wrong."""
+        """Drop the message that the flow has refused, and continue; return False if the error has another cause."""
         id_ = error.id
         if self.connector.error is not None or id_ is None or error.stream != hook.name:
             return False
         if not self.connector.skip(hook.name, id_):
             return False
         self._refuse(hook, id_, 422, "REFUSED", str(error))
-        if id_ == hook.last:  # so it may come again, as it should be
-            known = (hook.waiting, hook.came)
-            hook.last = max([hook.floor, *(next(reversed(ids)) for ids in known if ids)])
+        if id_ == hook.last:  # so that a corrected message may have this id
+            pending = (hook.waiting, hook.came)
+            hook.last = max([hook.floor, *(next(reversed(ids)) for ids in pending if ids)])
         return True
 
     def _trouble(self, hook: Hook, error: FeedError) -> None:
-        """A stream cannot go on, or nothing can."""
+        """Fail the waiting requests of a stream that cannot continue; fail all if nothing can be sent any more."""
         if self.connector.error is not None or isinstance(error, RewindError):
             self._fail(error)
         elif isinstance(error, RefusedError):
@@ -499,7 +508,7 @@ class Webhooks(HttpPort):
                 self._settle(hook, id_, _BusyError(str(error)))
 
     def _fail(self, error: Exception) -> None:
-        """Nothing more can be sent: this program is to be started anew."""
+        """Fail all requests: nothing more can be sent until this program is restarted."""
         if not self.failed.done():
             self.failed.set_exception(error)
         for hook in self._hooks.values():
@@ -507,19 +516,19 @@ class Webhooks(HttpPort):
                 self._settle(hook, id_, _BusyError(str(error)))
 
 
-def _number(told: str) -> int:
-    if told.isascii() and told.isdecimal() and len(told) <= 19 and int(told) <= HIGHEST:
-        return int(told)
-    text = f"an id is a whole number from 0 to {HIGHEST}, not {told[:50]!r}"
-    raise _WrongError(400, "BAD_ID", text)
+def _number(text: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= MAX_GIVEN_ID:
+        return int(text)
+    text = f"an id is a whole number from 0 to {MAX_GIVEN_ID}, not {text[:50]!r}"
+    raise _RequestError(400, "BAD_ID", text)
 
 
 def _later(code: str, error: Exception) -> web.Response:
-    made = refusal(503, code=code, message=str(error))
-    made.headers["Retry-After"] = "1"
-    return made
+    response = refusal(503, code=code, message=str(error))
+    response.headers["Retry-After"] = "1"
+    return response
 
 
 def _heard(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
-        future.exception()  # whether anybody waits for it or not
+        future.exception()  # mark it as retrieved, whether or not a request waits for it

@@ -1,6 +1,6 @@
-"""Persistent streams as a data source of Spark: `spark.read.format("railgun")`, and the three others.
+"""Read and write persistent streams with Spark: the format `railgun` of `spark.read`, `df.write` and streaming queries.
 
-`source` is what Spark finds; `reader` and `writer` are what it asks for work. Reading: `feed` brings batches of the
-node, `columns` and `decode` make Arrow of them. Writing: `encode` makes payloads of Arrow, `staging` keeps what a task
-has written, and `commit` publishes it, exactly once.
+`source` is the class that Spark finds; `reader` and `writer` do its work. Reading: `feed` fetches batches from the
+node, `columns` and `decode` turn them into Arrow. Writing: `encode` turns Arrow into payloads, `staging` has what a
+task has written, and `commit` publishes it, exactly once.
 """

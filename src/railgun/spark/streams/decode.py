@@ -1,11 +1,11 @@
-"""What messages are for Spark: rows of their bytes, of their JSON, or of the Arrow batches in them.
+"""Decode messages into rows for Spark: rows of their bytes, of their JSON, or of the Arrow batches in them.
 
 Rules:
 
-1. What a schema asks for and a format cannot give is refused when Spark plans, with the column.
+1. If a schema wants what a format cannot provide, an error names the column when Spark plans.
 2. A message that does not fit is an error with its stream, its offset and the column. Nothing becomes null because it
    could not be read. A field that a JSON object lacks is null; a column that an Arrow batch lacks is an error.
-3. In JSON and Arrow, columns called `_offset`, `_time`, `_id`, `_headers` and `_payload` are of the message itself.
+3. In JSON and Arrow, the columns `_offset`, `_time`, `_id`, `_headers` and `_payload` are of the message itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from railgun.spark.streams.columns import METADATA, column, offsets
 from railgun.spark.streams.errors import BadColumnError
 from railgun.spark.streams.feed import Span
 
-PLAIN: Final = "offset BIGINT, time TIMESTAMP, id BINARY, headers BINARY, payload BINARY"
+BYTES_SCHEMA: Final = "offset BIGINT, time TIMESTAMP, id BINARY, headers BINARY, payload BINARY"
 """The schema of messages as bytes."""
 TYPES: Final = {
     "offset": (pa.int64(),),
@@ -35,13 +35,13 @@ TYPES: Final = {
 
 
 class Decoder(ABC):
-    """Makes rows of messages. It is made when Spark plans, and sent to the tasks."""
+    """Decodes messages into rows. It is made when Spark plans, and sent to the tasks."""
 
     prefix = "_"
-    """What columns of the message itself begin with."""
+    """The prefix of columns of the message itself."""
 
     def __init__(self, stream: str, schema: StructType) -> None:
-        self.who = f"railgun, stream {stream!r}"
+        self.subject = f"railgun, stream {stream!r}"
         self.schema: Any = to_arrow_schema(schema, timezone="UTC")
         self.own = [name for name in self.schema.names if self.of_message(name) is None]
         """The columns that are in payloads."""
@@ -49,47 +49,47 @@ class Decoder(ABC):
             self.check(field)
 
     def of_message(self, name: str) -> str | None:
-        """What of the message itself a column is."""
-        plain = name.removeprefix(self.prefix) if name.startswith(self.prefix) else ""
-        return plain if plain in METADATA else None
+        """Return the metadata that a column has, or None if it is a column of payloads."""
+        metadata_name = name.removeprefix(self.prefix) if name.startswith(self.prefix) else ""
+        return metadata_name if metadata_name in METADATA else None
 
     def check(self, field: Any) -> None:
-        """Refuse a column that cannot be."""
-        plain = self.of_message(field.name)
-        if plain is not None and field.type not in TYPES[plain]:
+        """Raise `BadColumnError` if a column cannot be provided."""
+        metadata_name = self.of_message(field.name)
+        if metadata_name is not None and field.type not in TYPES[metadata_name]:
             raise self.wrong(
-                field.name, f"it is {' or '.join(map(str, TYPES[plain]))}, not {field.type}"
+                field.name, f"it is {' or '.join(map(str, TYPES[metadata_name]))}, not {field.type}"
             )
 
-    def wrong(self, name: str, what: str, offset: int | None = None) -> BadColumnError:
-        """A column that is not as it should be."""
+    def wrong(self, name: str, problem: str, offset: int | None = None) -> BadColumnError:
+        """Return the error for a column."""
         where = "" if offset is None else f", offset {offset}"
-        return BadColumnError(f"{self.who}{where}, column {name!r}: {what}")
+        return BadColumnError(f"{self.subject}{where}, column {name!r}: {problem}")
 
     @abstractmethod
     def rows(self, spans: Sequence[Span]) -> Iterator[Any]:
-        """Arrow batches of these messages."""
+        """Yield Arrow batches of these messages."""
 
     def metadata(self, name: str, spans: Sequence[Span]) -> Any:
-        """A column of the messages themselves, in the type that is asked for."""
-        found = column(self.of_message(name) or "", spans)
+        """Return a column of message metadata, in the type that the schema wants."""
+        array = column(self.of_message(name) or "", spans)
         wanted = self.schema.field(name).type
-        if found.type == wanted:
-            return found
+        if array.type == wanted:
+            return array
         try:
-            return found.cast(wanted)
+            return array.cast(wanted)
         except pa.ArrowInvalid as error:
-            at = _first_bad(found, wanted)
+            at = _first_bad(array, wanted)
             offset = offsets(spans)[at].as_py()
             raise self.wrong(name, "it is not text (UTF-8): read it as binary", offset) from error
 
-    def finished(self, arrays: Sequence[Any], of: Any) -> Any:
-        """An Arrow batch as Spark wants it; `of` are the offsets of its rows."""
+    def finished(self, arrays: Sequence[Any], row_offsets: Any) -> Any:
+        """Return an Arrow batch with the schema that Spark wants; `row_offsets` are the offsets of its rows."""
         for field, array in zip(self.schema, arrays, strict=True):
             if array.null_count and not field.nullable:
                 at = array.is_null().index(True).as_py()
                 raise self.wrong(
-                    field.name, "it is null, and the schema says NOT NULL", of[at].as_py()
+                    field.name, "it is null, and the schema says NOT NULL", row_offsets[at].as_py()
                 )
         return pa.RecordBatch.from_arrays(list(arrays), schema=self.schema)
 
@@ -103,29 +103,29 @@ def _first_bad(array: Any, wanted: Any) -> int:
     return 0
 
 
-class Plain(Decoder):
-    """Messages as they are."""
+class FromBytes(Decoder):
+    """Decodes messages as bytes."""
 
     prefix = ""
 
     def check(self, field: Any) -> None:
-        """Refuse a column that cannot be."""
+        """Raise `BadColumnError` if a column cannot be provided."""
         super().check(field)
         if self.of_message(field.name) is None:
             raise self.wrong(
                 field.name,
-                f"messages as bytes have {', '.join(METADATA)}. For what is in payloads: option format = 'json' or "
+                f"messages as bytes have {', '.join(METADATA)}. For the fields of payloads: option format = 'json' or "
                 "'arrow'",
             )
 
     def rows(self, spans: Sequence[Span]) -> Iterator[Any]:
-        """One Arrow batch of all of these messages."""
+        """Yield one Arrow batch of all these messages."""
         arrays = [self.metadata(name, spans) for name in self.schema.names]
-        yield self.finished(arrays, _Lazily(spans))
+        yield self.finished(arrays, _LazyOffsets(spans))
 
 
-class _Lazily:
-    """The offsets, if anybody asks."""
+class _LazyOffsets:
+    """The offsets of messages, computed only if one is needed."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
@@ -135,17 +135,17 @@ class _Lazily:
 
 
 class FromArrow(Decoder):
-    """Messages that are Arrow streams, with any number of rows each."""
+    """Decodes messages that are Arrow streams, with any number of rows each."""
 
     def rows(self, spans: Sequence[Span]) -> Iterator[Any]:
-        """What is in these messages, in larger batches."""
+        """Yield the rows of these messages, in larger batches."""
         tables: list[Any] = []
         waiting = 0
         for span in spans:
             payloads = span.records.payloads()
             for row in range(span.low, span.high):
-                one = Span(span.records, row, row + 1)
-                table = self._table(one, payloads[row])
+                span_of_row = Span(span.records, row, row + 1)
+                table = self._table(span_of_row, payloads[row])
                 tables.append(table)
                 waiting += table.num_rows
                 if waiting >= 100_000:
@@ -157,35 +157,35 @@ class FromArrow(Decoder):
     def _flush(self, tables: Sequence[Any]) -> Iterator[Any]:
         yield from pa.concat_tables(tables).combine_chunks().to_batches()
 
-    def _table(self, one: Span, payload: bytes) -> Any:
+    def _table(self, span: Span, payload: bytes) -> Any:
         try:
-            found = from_arrow(payload)
+            batch = from_arrow(payload)
         except PayloadError as error:
-            raise BadColumnError(f"{self.who}, offset {one.first}: {error}") from error
-        count = found.num_rows
+            raise BadColumnError(f"{self.subject}, offset {span.first}: {error}") from error
+        count = batch.num_rows
         arrays = []
         for field in self.schema:
             if self.of_message(field.name) is not None:
-                value = self.metadata(field.name, [one])[0]
+                value = self.metadata(field.name, [span])[0]
                 arrays.append(pa.repeat(value, count))
-            elif field.name not in found.schema.names:
-                told = ", ".join(found.schema.names)
-                raise self.wrong(field.name, f"the batch has {told}", one.first)
+            elif field.name not in batch.schema.names:
+                names = ", ".join(batch.schema.names)
+                raise self.wrong(field.name, f"the batch has {names}", span.first)
             else:
-                arrays.append(self._cast(found.column(field.name), field, one.first))
-        of = pa.repeat(pa.scalar(one.first), count)
-        return pa.Table.from_batches([self.finished(arrays, of)], schema=self.schema)
+                arrays.append(self._cast(batch.column(field.name), field, span.first))
+        row_offsets = pa.repeat(pa.scalar(span.first), count)
+        return pa.Table.from_batches([self.finished(arrays, row_offsets)], schema=self.schema)
 
-    def _cast(self, found: Any, field: Any, offset: int) -> Any:
+    def _cast(self, column: Any, field: Any, offset: int) -> Any:
         try:
-            chunks = [chunk.cast(field.type) for chunk in found.chunks]
+            chunks = [chunk.cast(field.type) for chunk in column.chunks]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise self.wrong(
-                field.name, f"{found.type} does not fit into {field.type}: {error}", offset
+                field.name, f"{column.type} does not fit into {field.type}: {error}", offset
             ) from error
         return pa.concat_arrays(chunks) if chunks else pa.array([], field.type)
 
 
 def first_schema(payload: bytes) -> Any:
-    """The schema of the Arrow batch in a payload."""
+    """Return the schema of the Arrow batch in a payload."""
     return from_arrow(payload).schema

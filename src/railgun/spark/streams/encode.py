@@ -1,9 +1,9 @@
-"""What rows of Spark become: payloads, from one column, or from all of them as JSON objects or Arrow batches.
+"""Encode rows of Spark as payloads: one column as it is, or all columns as JSON objects or Arrow batches.
 
 Rules:
 
-1. What a format cannot write is refused when Spark plans, with the column. A column that would be left out is refused,
-   too: who does not want it does not select it.
+1. What a format cannot write is refused when Spark plans, and the error names the column. A column that would be left
+   out is refused too: leave it out of the selection instead.
 2. A value that no payload can hold (null for a whole payload, NaN in JSON) is an error, and nothing of the write
    appears.
 3. Equal rows give equal bytes.
@@ -28,111 +28,113 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from railgun.client.payloads import to_arrow
 from railgun.spark.streams.errors import BadColumnError
 
-PAYLOADS: Final = ("payload", "value")
-"""What the column of whole payloads may be called."""
+PAYLOAD_COLUMNS: Final = ("payload", "value")
+"""The names that the column of whole payloads may have."""
 _CONTROL: Final = "[\\x00-\\x1f]"
 
 
 class Encoder(ABC):
-    """Makes payloads of rows. It is made when Spark plans, and sent to the tasks."""
+    """Encodes rows as payloads. It is made when Spark plans, and sent to the tasks."""
 
     def __init__(self, stream: str, schema: StructType, rows: int) -> None:
-        self.who = f"railgun, stream {stream!r}"
+        self.subject = f"railgun, stream {stream!r}"
         self.names = schema.fieldNames()
         self.rows = rows
         if not self.names:
-            raise BadColumnError(f"{self.who}: there are no columns to write")
+            raise BadColumnError(f"{self.subject}: there are no columns to write")
         self.check(schema)
 
     @abstractmethod
     def check(self, schema: StructType) -> None:
-        """Refuse what cannot be written."""
+        """Raise `BadColumnError` if the schema cannot be written."""
 
     @abstractmethod
     def payloads(self, batch: Any) -> list[bytes]:
-        """Of the rows of an Arrow batch."""
+        """Return the payloads of the rows of an Arrow batch."""
 
-    def wrong(self, name: str, what: str) -> BadColumnError:
-        """A column that is not as it should be."""
-        return BadColumnError(f"{self.who}, column {name!r}: {what}")
+    def wrong(self, name: str, problem: str) -> BadColumnError:
+        """Return the error for a column."""
+        return BadColumnError(f"{self.subject}, column {name!r}: {problem}")
 
 
 class FromColumn(Encoder):
-    """A column of whole payloads: a message a row."""
+    """Writes one column of whole payloads: one message per row."""
 
     def check(self, schema: StructType) -> None:
-        """There is one column, with one of the right names, of bytes or text."""
-        found = [name for name in self.names if name in PAYLOADS]
-        told = ", ".join(self.names)
-        if not found:
+        """Raise `BadColumnError` unless the only column is a payload column of bytes or text."""
+        matches = [name for name in self.names if name in PAYLOAD_COLUMNS]
+        names = ", ".join(self.names)
+        if not matches:
             raise BadColumnError(
-                f"{self.who}: no column 'payload' or 'value' among {told}. Make one, or write all columns: option "
+                f"{self.subject}: no column 'payload' or 'value' among {names}. Make one, or write all columns: option "
                 "format = 'json' or 'arrow'"
             )
         if len(self.names) > 1:
             raise BadColumnError(
-                f"{self.who}: of {told} only {found[0]!r} would be written. Select it alone, or write all columns: "
-                "option format = 'json' or 'arrow'"
+                f"{self.subject}: of {names} only {matches[0]!r} would be written. Select it alone, or write all "
+                "columns: option format = 'json' or 'arrow'"
             )
-        self.name = found[0]
+        self.name = matches[0]
         if not isinstance(schema[self.name].dataType, BinaryType | StringType):
-            told = schema[self.name].dataType.simpleString()
-            raise self.wrong(self.name, f"a payload is binary or string, not {told}")
+            type_name = schema[self.name].dataType.simpleString()
+            raise self.wrong(self.name, f"a payload is binary or string, not {type_name}")
 
     def payloads(self, batch: Any) -> list[bytes]:
-        """Of the rows of an Arrow batch."""
+        """Return the payloads of the rows of an Arrow batch."""
         column = batch.column(0)
         if column.null_count:
             raise self.wrong(self.name, "a payload is null; leave such rows out")
-        found: list[bytes] = column.cast(pa.binary()).to_pylist()
-        return found
+        payloads: list[bytes] = column.cast(pa.binary()).to_pylist()
+        return payloads
 
 
 class AsArrow(Encoder):
-    """All columns, as Arrow streams: a message for many rows."""
+    """Writes all columns as Arrow streams: one message for many rows."""
 
     def check(self, schema: StructType) -> None:
-        """Arrow has a type for everything that Spark hands over."""
+        """Accept every schema: Arrow has a type for everything that Spark hands over."""
 
     def payloads(self, batch: Any) -> list[bytes]:
-        """Of the rows of an Arrow batch, in pieces that are no larger than a message may be."""
+        """Return the rows of an Arrow batch in pieces that are no larger than a message may be."""
         pieces = [batch.slice(at, self.rows) for at in range(0, batch.num_rows, self.rows)]
         return [to_arrow(piece) for piece in pieces]
 
 
 class AsJson(Encoder):
-    """All columns, as JSON objects: a message a row."""
+    """Writes all columns as JSON objects: one message per row."""
 
     def check(self, schema: StructType) -> None:
-        """No two columns have the same name."""
+        """Raise `BadColumnError` if two columns have the same name."""
         twice = {name for name in self.names if self.names.count(name) > 1}
         if twice:
-            raise self.wrong(min(twice), "there are two of this name, and an object has one")
+            raise self.wrong(
+                min(twice), "two columns have this name, and a JSON object has one field of a name"
+            )
 
     def payloads(self, batch: Any) -> list[bytes]:
-        """Of the rows of an Arrow batch, column by column."""
+        """Return the payloads of the rows of an Arrow batch; they are built column by column."""
         parts: list[Any] = []
         for name, column in zip(self.names, batch.columns, strict=True):
             before = "," if parts else "{"
             parts += [f"{before}{json.dumps(name, ensure_ascii=False)}:", self._texts(name, column)]
         joined = pc.binary_join_element_wise(*parts, "}", "")
-        found: list[bytes] = joined.cast(pa.binary()).to_pylist()
-        return found
+        payloads: list[bytes] = joined.cast(pa.binary()).to_pylist()
+        return payloads
 
     def _texts(self, name: str, column: Any) -> Any:
-        """Each value as JSON."""
+        """Return each value as JSON text."""
         kind = column.type
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_decimal(kind):
-            found = column.cast(pa.string())
+            texts = column.cast(pa.string())
         elif types.is_floating(kind):
             if not pc.all(pc.is_finite(column)).as_py() and column.null_count < len(column):
                 raise self.wrong(name, "NaN and infinity cannot be JSON; make them null, or text")
-            found = column.cast(pa.string())
+            texts = column.cast(pa.string())
         elif types.is_string(kind) or types.is_large_string(kind):
-            found = _quoted(column.cast(pa.string()))
+            texts = _quoted(column.cast(pa.string()))
         else:
-            found = _each(column, lambda value: self._dumped(name, value))
-        return pc.fill_null(found, "null")
+            texts = _each(column, lambda value: self._dumped(name, value))
+        return pc.fill_null(texts, "null")
 
     def _dumped(self, name: str, value: Any) -> str:
         try:
@@ -144,7 +146,7 @@ class AsJson(Encoder):
 
 
 def _quoted(texts: Any) -> Any:
-    """Texts as JSON.
+    """Return texts as JSON strings.
 
     >>> _quoted(pa.array(['a"b', None, 'c'])).to_pylist()
     ['"a\\\\"b"', None, '"c"']
@@ -159,11 +161,11 @@ def _quoted(texts: Any) -> Any:
 
 def _each(column: Any, dump: Callable[[Any], str]) -> Any:
     values = column.to_pylist()
-    return pa.array([None if one is None else dump(one) for one in values], pa.string())
+    return pa.array([None if value is None else dump(value) for value in values], pa.string())
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for, in words that Spark's from_json() and Arrow's parser read."""
+    """Return a value that JSON can hold, in forms that Spark's from_json() and Arrow's parser read."""
     match value:
         case dt.datetime():
             if value.tzinfo is not None:
@@ -178,11 +180,11 @@ def _plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             raise ValueError("NaN and infinity cannot be JSON")
         case dict():
-            return {str(key): _plain(one) for key, one in value.items()}
-        case list() if value and all(isinstance(one, tuple) for one in value):  # a map
-            return {str(key): _plain(one) for key, one in value}
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() if value and all(isinstance(item, tuple) for item in value):  # a map
+            return {str(key): _plain(item) for key, item in value}
         case list():
-            return [_plain(one) for one in value]
+            return [_plain(item) for item in value]
         case _:
             return value
 

@@ -1,4 +1,4 @@
-"""What goes wrong between Spark and a node. Spark passes errors on as text: the text says all of it."""
+"""Errors between Spark and a node. Spark passes errors on as text, so the text says everything."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from railgun.errors import RailgunError
 
 
 class StreamSourceError(RailgunError):
-    """Reading or writing a stream from Spark failed; it names the stream, and the option or column to blame."""
+    """Reading or writing a stream from Spark failed; the message names the stream, and the wrong option or column."""
 
 
 class BadOptionError(StreamSourceError, ValueError):
-    """An option that is missing, is not known, or has a value that it cannot have."""
+    """An option is missing, unknown, or has a value that it cannot have."""
 
 
 class BadColumnError(StreamSourceError, ValueError):
-    """A column that cannot be read or written so, or a message that does not fit into it."""
+    """A column cannot be read or written like that, or a message does not fit into it."""
 
 
 class MissingMessagesError(StreamSourceError):
-    """Messages that were to be read were deleted before."""
+    """Messages were deleted before they were read."""
 
 
 class InDoubtError(StreamSourceError):
-    """Nobody knows any more whether a micro-batch was published: nothing is done, for it could be twice."""
+    """It is not known any more whether a micro-batch was published; nothing is done, because that could repeat it."""
 
 
 @contextlib.contextmanager
-def named(what: str) -> Iterator[None]:
-    """What a node refuses, or that there is none, is told with what was being done."""
+def node_errors(doing: str) -> Iterator[None]:
+    """Raise errors of the node as `StreamSourceError`, with what was being done in front."""
     try:
         yield
     except StreamsError as error:
-        raise StreamSourceError(f"{what}: {error}") from error
+        raise StreamSourceError(f"{doing}: {error}") from error
     except TimeoutError as error:
-        raise StreamSourceError(f"{what}: the node did not answer in time") from error
+        raise StreamSourceError(f"{doing}: the node did not answer in time") from error

@@ -1,11 +1,11 @@
-"""A range of a stream on its way from the node to a task, in batches as they lie on the node's disk.
+"""Fetch a range of a stream from the node to a task, in batches as they are on the node's disk.
 
 Rules:
 
-1. A range is read by a subscription without a group: nothing is acked, and nobody's position moves.
-2. While one list of batches is worked on, the next one comes; what is read ahead stays within bounds of bytes.
-3. Messages that were deleted before they were read are an error, or passed over if that was asked for (`missing`).
-4. A node that goes away is waited for, as long as one call may take (`timeout`).
+1. A range is read by a subscription without a group: nothing is acknowledged, and no group's position moves.
+2. While one list of batches is worked on, the next is fetched; what is read ahead is bounded in bytes.
+3. Messages that were deleted before they were read are an error, or skipped if the option `missing` says so.
+4. If a node goes away, the task waits for it as long as one call may take (`timeout`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from railgun.client.address import Address
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_to
-from railgun.spark.streams.errors import MissingMessagesError, StreamSourceError, named
+from railgun.spark.streams.errors import MissingMessagesError, StreamSourceError, node_errors
 from railgun.transport.records import Records
 
 if TYPE_CHECKING:
     from railgun.client.subscription import Subscription
 
-AHEAD: Final = 24 << 20  # bytes that may be under way
-ENOUGH: Final = 32 << 20  # bytes of a list
-OUTAGE_S: Final = (
-    120.0  # seconds for which a query waits at least until an outage of its nodes has passed
-)
-PREFETCH: Final = (200, 200_000)  # messages under way: at least, and at most
+READ_AHEAD_BYTES: Final = 24 << 20  # of messages that may be under way
+LIST_BYTES: Final = 32 << 20  # of messages, after which a list ends
+# A query waits at least so long for an outage of its nodes to pass.
+OUTAGE_S: Final = 120.0
+PREFETCH_MESSAGES: Final = (200, 200_000)  # under way: at least, and at most
 
 
 class Span(NamedTuple):
-    """Rows of a batch."""
+    """Consecutive messages of a batch: rows `low` up to `high`."""
 
     records: Records
     low: int
@@ -42,7 +41,7 @@ class Span(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The offset of the first one."""
+        """Return the offset of the first message."""
         return self.records.base + self.low
 
     def __len__(self) -> int:
@@ -50,38 +49,38 @@ class Span(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What to read: offsets of a stream, the first one in, the last one out."""
+    """The offsets of a stream to read: from `first` up to `end`, which is not included."""
 
     stream: str
     first: int
     end: int
     size: int = 0
-    """About how many bytes a message has."""
+    """The bytes of a message, about."""
     identity: str = ""
-    """Of the stream: one that was deleted and made anew has another. Empty: not known."""
+    """The identity of the stream, which changes when the stream is deleted and made anew. Empty: not known."""
 
     def __str__(self) -> str:
         return f"railgun, stream {self.stream!r}, offsets {self.first} to {self.end}"
 
 
 @contextlib.contextmanager
-def connected(address: Address, what: str, timeout: float) -> Iterator[SyncClient]:
-    """A client within this; what the node refuses is told with `what`."""
-    with named(what), connect_to(address, name="spark", timeout=timeout) as client:
+def connected(address: Address, doing: str, timeout: float) -> Iterator[SyncClient]:
+    """Connect a client for the block; raise errors of the node with `doing` in front."""
+    with node_errors(doing), connect_to(address, name="spark", timeout=timeout) as client:
         yield client
 
 
 def read(
     client: SyncClient,
-    asked: Range,
+    range_: Range,
     *,
     missing: Literal["error", "skip"],
     rows: int,
     timeout: float,
 ) -> Generator[list[Span]]:
-    """All messages of a range, in lists of about so many."""
-    feed = _Feed(client, asked, missing == "skip", rows, timeout)
-    if asked.first >= asked.end:
+    """Yield all messages of a range, in lists of about `rows` messages."""
+    feed = _Feed(client, range_, missing == "skip", rows, timeout)
+    if range_.first >= range_.end:
         return
     coming = asyncio.run_coroutine_threadsafe(feed.take(), client.loop)
     try:
@@ -98,21 +97,21 @@ class _Feed:
     """Reads a range, in the thread of the client."""
 
     def __init__(
-        self, client: SyncClient, asked: Range, skip: bool, rows: int, timeout: float
+        self, client: SyncClient, range_: Range, skip: bool, rows: int, timeout: float
     ) -> None:
         self._client = client.client
-        self._asked = asked
-        self._at = asked.first
+        self._range = range_
+        self._at = range_.first
         self._skip = skip
         self._rows = rows
         self._timeout = timeout
         self._subscription: Subscription | None = None
 
     async def take(self) -> list[Span]:
-        """The next messages; none: that was all."""
-        found: list[Span] = []
+        """Return the next messages; an empty list at the end of the range."""
+        spans: list[Span] = []
         count = size = 0
-        while self._at < self._asked.end and count < self._rows and size < ENOUGH:
+        while self._at < self._range.end and count < self._rows and size < LIST_BYTES:
             if self._subscription is None and not await self._subscribe():
                 break
             assert self._subscription is not None
@@ -121,18 +120,19 @@ class _Feed:
             except StreamsError as error:
                 if error.code != "OFFSET_OUT_OF_RANGE":
                     raise
-                await self.close()  # a new connection, and what comes next is gone
+                # There was a reconnect, and the next messages were deleted meanwhile
+                await self.close()
                 continue
             span = self._cut(records)
             if span is not None:
-                found.append(span)
+                spans.append(span)
                 count += len(span)
                 size += records.head.size
-        return found
+        return spans
 
     def _cut(self, records: Records) -> Span | None:
-        """What is in the range of a batch that has come."""
-        end = self._asked.end
+        """Return the messages of a batch that are in the range; None if there are none."""
+        end = self._range.end
         if records.base > self._at:
             self._missed(min(records.base, end))
         low = max(self._at, records.base) - records.base
@@ -141,30 +141,34 @@ class _Feed:
         return Span(records, low, high) if low < high else None
 
     async def _subscribe(self) -> bool:
-        """From where it stands; False: nothing is left there."""
-        least, most = PREFETCH
-        prefetch = min(max(AHEAD // max(self._asked.size, 1), least), most)
+        """Subscribe from the current position on; return False if no messages are left in the range."""
+        min_messages, max_messages = PREFETCH_MESSAGES
+        prefetch = min(
+            max(READ_AHEAD_BYTES // max(self._range.size, 1), min_messages), max_messages
+        )
         deadline = time.monotonic() + max(OUTAGE_S, self._timeout)
-        while self._at < self._asked.end:
-            told = await self._client.describe(self._asked.stream)
-            if told["end"] < self._asked.end:
-                same = self._asked.identity and self._asked.identity == told.get("identity")
-                if same and time.monotonic() < deadline:
-                    await asyncio.sleep(0.1)  # a new master is not sure yet of what was there
+        while self._at < self._range.end:
+            status = await self._client.describe(self._range.stream)
+            if status["end"] < self._range.end:
+                same_stream = self._range.identity and self._range.identity == status.get(
+                    "identity"
+                )
+                if same_stream and time.monotonic() < deadline:
+                    await asyncio.sleep(0.1)  # a new master does not know yet all that was stored
                     continue
                 raise StreamSourceError(
-                    f"{self._asked}: the stream ends at {told['end']}. It was deleted and made anew since"
+                    f"{self._range}: the stream ends at {status['end']}. It was deleted and made anew since"
                 )
-            self._missed(min(told["first"], self._asked.end))
-            if self._at < self._asked.end and await self._begun(prefetch):
+            self._missed(min(status["first"], self._range.end))
+            if self._at < self._range.end and await self._begin_subscription(prefetch):
                 return True
         return False
 
-    async def _begun(self, prefetch: int) -> bool:
-        """Whether it begins there; if not, more was deleted just now."""
+    async def _begin_subscription(self, prefetch: int) -> bool:
+        """Subscribe at the current position; return False if messages there were deleted just now."""
         try:
             self._subscription = await self._client.subscribe(
-                self._asked.stream, start=self._at, prefetch=prefetch, identity=self._asked.identity
+                self._range.stream, start=self._at, prefetch=prefetch, identity=self._range.identity
             )
         except StreamsError as error:
             if error.code != "OFFSET_OUT_OF_RANGE":
@@ -173,17 +177,17 @@ class _Feed:
         return True
 
     def _missed(self, to: int) -> None:
-        """Those before are gone."""
+        """Skip the deleted messages before offset `to`, or raise `MissingMessagesError`."""
         if not self._skip and to > self._at:
             raise MissingMessagesError(
-                f"{self._asked}: messages {self._at} to {to - 1} were deleted before they were read. Let the stream "
+                f"{self._range}: messages {self._at} to {to - 1} were deleted before they were read. Let the stream "
                 "keep more (max_age, max_bytes), or go on without them: option missing = 'skip'"
             )
         self._at = max(self._at, to)
 
     async def close(self) -> None:
-        """No more."""
-        made, self._subscription = self._subscription, None
-        if made is not None:
+        """Close the subscription, if there is one; `take` would open another."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
             with contextlib.suppress(StreamsError):
-                await made.close()
+                await subscription.close()

@@ -1,10 +1,10 @@
-"""Messages that are JSON objects, many at once through Arrow's parser.
+"""Decode messages that are JSON objects, many at once with Arrow's parser.
 
-The payloads of a batch are given to the parser one below the other. It does not care for lines: it would take half an
-object here and its other half there. That it cannot: each payload begins with `{` and ends with `}`. Behind such an end
-an unfinished object goes on with a comma or with another `}`, or is within a text, where no line ends; and the next
-payload brings none of these. So each payload is at least one object, or an error; and if there are as many objects as
-payloads, each is one.
+The payloads of a batch are given to the parser joined by newlines. The parser ignores lines: it would accept half an
+object in one payload and its other half in the next. Two checks exclude that. First, each payload begins with `{` and
+ends with `}`. An object that is unfinished at such an end would have to go on with a comma or another `}`, or be within
+a string, where no newline may be; and the next payload begins with none of these. So each payload has at least one
+object, or is an error. Second, if there are as many objects as payloads, each payload is one object.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from railgun.spark.streams.decode import Decoder
 from railgun.spark.streams.errors import BadColumnError
 from railgun.spark.streams.feed import Span
 
-_TEXTS: Final[tuple[Callable[[Any], bool], ...]] = (types.is_date, types.is_binary)
-"""Types that Arrow's parser does not read from texts, and we do."""
-_SHOWN: Final = 60
+_PARSED_FROM_TEXT: Final[tuple[Callable[[Any], bool], ...]] = (types.is_date, types.is_binary)
+"""Types that Arrow's parser does not read from texts, but this module does."""
+_SHOWN_BYTES: Final = 60
 
 
 class FromJson(Decoder):
-    """Messages that are JSON objects: a column for a field."""
+    """Decodes messages that are JSON objects: one column per field."""
 
     def __init__(self, stream: str, schema: StructType) -> None:
         super().__init__(stream, schema)
@@ -43,7 +43,7 @@ class FromJson(Decoder):
         )
 
     def check(self, field: Any) -> None:
-        """Refuse a column that cannot be."""
+        """Raise `BadColumnError` if a column cannot be provided."""
         super().check(field)
         if self.of_message(field.name) is None and _unreadable(field.type, top=True):
             raise self.wrong(
@@ -52,60 +52,62 @@ class FromJson(Decoder):
             )
 
     def rows(self, spans: Sequence[Span]) -> Iterator[Any]:
-        """One Arrow batch of all of these messages."""
-        of = offsets(spans)
+        """Yield one Arrow batch of all these messages."""
+        row_offsets = offsets(spans)
         payloads: list[bytes] = []
         for span in spans:
             payloads += span.records.payloads()[span.low : span.high]
-        table = self._parse(payloads, of)
+        table = self._parse(payloads, row_offsets)
         arrays = []
         for field in self.schema:
             if self.of_message(field.name) is None:
-                arrays.append(self._as(table.column(field.name), field, of))
+                arrays.append(self._cast(table.column(field.name), field, row_offsets))
             else:
                 arrays.append(self.metadata(field.name, spans))
-        yield self.finished(arrays, of)
+        yield self.finished(arrays, row_offsets)
 
     # ------------------------------------------------------------ parsing
 
-    def _parse(self, payloads: list[bytes], of: Any) -> Any:
+    def _parse(self, payloads: list[bytes], row_offsets: Any) -> Any:
         if not _enclosed(payloads):
-            payloads = [one.strip() for one in payloads]
+            payloads = [payload.strip() for payload in payloads]
         try:
-            found = _parsed_by_arrow(payloads, self.parsed)
+            table = _parsed_by_arrow(payloads, self.parsed)
         except (pa.ArrowInvalid, ValueError) as error:
-            raise self._blame(payloads, of, error) from error
-        if found.num_rows == len(payloads):
-            return found
-        raise self._blame(payloads, of, None)
+            raise self._error_of(payloads, row_offsets, error) from error
+        if table.num_rows == len(payloads):
+            return table
+        raise self._error_of(payloads, row_offsets, None)
 
-    def _blame(self, payloads: list[bytes], of: Any, error: Exception | None) -> BadColumnError:
-        """Which message it was, and which column."""
+    def _error_of(
+        self, payloads: list[bytes], row_offsets: Any, error: Exception | None
+    ) -> BadColumnError:
+        """Return the error that names the first bad message, and its column."""
         low, high = 0, len(payloads)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._bad(payloads[low:middle]) else (middle, high)
-        payload, offset = payloads[low], of[low].as_py()
+            low, high = (low, middle) if self._is_bad(payloads[low:middle]) else (middle, high)
+        payload, offset = payloads[low], row_offsets[low].as_py()
         try:
             value = json.loads(payload)
-        except (ValueError, RecursionError) as wrong:
+        except (ValueError, RecursionError) as parse_error:
             return BadColumnError(
-                f"{self.who}, offset {offset}: {_start(payload)} is not JSON: {wrong}"
+                f"{self.subject}, offset {offset}: {_start(payload)} is not JSON: {parse_error}"
             )
         if not isinstance(value, dict):
             return BadColumnError(
-                f"{self.who}, offset {offset}: {_start(payload)} is no JSON object"
+                f"{self.subject}, offset {offset}: {_start(payload)} is not a JSON object"
             )
         for field in self.parsed:
-            if self._bad([payload], pa.schema([field])):
-                told = self.schema.field(field.name).type
+            if self._is_bad([payload], pa.schema([field])):
+                type_name = self.schema.field(field.name).type
                 shown = _start(json.dumps(value.get(field.name)).encode())
-                return self.wrong(field.name, f"{shown} does not fit into {told}", offset)
+                return self.wrong(field.name, f"{shown} does not fit into {type_name}", offset)
         return BadColumnError(
-            f"{self.who}, offset {offset}: {_start(payload)} cannot be read: {error}"
+            f"{self.subject}, offset {offset}: {_start(payload)} cannot be read: {error}"
         )
 
-    def _bad(self, payloads: list[bytes], schema: Any = None) -> bool:
+    def _is_bad(self, payloads: list[bytes], schema: Any = None) -> bool:
         try:
             wanted = self.parsed if schema is None else schema
             return bool(_parsed_by_arrow(payloads, wanted).num_rows != len(payloads))
@@ -114,8 +116,8 @@ class FromJson(Decoder):
 
     # ------------------------------------------------------------ types
 
-    def _as(self, found: Any, field: Any, of: Any) -> Any:
-        array = found.combine_chunks()
+    def _cast(self, column: Any, field: Any, row_offsets: Any) -> Any:
+        array = column.combine_chunks()
         if isinstance(array, pa.ChunkedArray):
             array = pa.concat_arrays(array.chunks) if array.chunks else pa.array([], field.type)
         if array.type == field.type:
@@ -127,8 +129,8 @@ class FromJson(Decoder):
                 try:
                     _from_text(array.slice(at, 1), field.type)
                 except ValueError as error:
-                    told = f"{array[at].as_py()!r} does not fit into {field.type}"
-                    raise self.wrong(field.name, told, of[at].as_py()) from error
+                    problem = f"{array[at].as_py()!r} does not fit into {field.type}"
+                    raise self.wrong(field.name, problem, row_offsets[at].as_py()) from error
             raise
 
 
@@ -137,7 +139,7 @@ def _parsed_by_arrow(payloads: list[bytes], schema: Any) -> Any:
         raise ValueError("these are no objects")
     data = b"\n".join(payloads)
     if not data.isascii():
-        data.decode()  # Arrow would take anything for text
+        data.decode()  # Arrow would accept bytes that are not UTF-8
     return arrow_json.read_json(
         pa.BufferReader(data),
         read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -148,13 +150,15 @@ def _parsed_by_arrow(payloads: list[bytes], schema: Any) -> Any:
 
 
 def _enclosed(payloads: list[bytes]) -> bool:
-    """Whether each is within braces."""
-    return {one[:1] for one in payloads} == {b"{"} and {one[-1:] for one in payloads} == {b"}"}
+    """Return whether each payload is within braces."""
+    return {payload[:1] for payload in payloads} == {b"{"} and {
+        payload[-1:] for payload in payloads
+    } == {b"}"}
 
 
 def _parsed(wanted: Any) -> Any:
-    """The type that Arrow's parser is asked for."""
-    return pa.string() if any(one(wanted) for one in _TEXTS) else wanted
+    """Return the type that Arrow's parser should return."""
+    return pa.string() if any(is_type(wanted) for is_type in _PARSED_FROM_TEXT) else wanted
 
 
 def _unreadable(wanted: Any, top: bool = False) -> bool:
@@ -162,13 +166,13 @@ def _unreadable(wanted: Any, top: bool = False) -> bool:
         return any(_unreadable(field.type) for field in wanted)
     if types.is_list(wanted):
         return _unreadable(wanted.value_type)
-    if any(one(wanted) for one in _TEXTS):
+    if any(is_type(wanted) for is_type in _PARSED_FROM_TEXT):
         return not top
-    fine = (
+    readable = (
         types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_decimal,
         types.is_timestamp, types.is_null,
     )  # fmt: skip
-    return not any(one(wanted) for one in fine)
+    return not any(is_type(wanted) for is_type in readable)
 
 
 def _from_text(array: Any, wanted: Any) -> Any:
@@ -184,4 +188,4 @@ def _from_text(array: Any, wanted: Any) -> Any:
 
 
 def _start(payload: bytes) -> str:
-    return repr(payload if len(payload) <= _SHOWN else payload[: _SHOWN - 3] + b"...")
+    return repr(payload if len(payload) <= _SHOWN_BYTES else payload[: _SHOWN_BYTES - 3] + b"...")

@@ -1,11 +1,11 @@
-"""The options of `format("railgun")`: read once, checked at once, and never shown with their secret.
+"""Read and check the options of `format("railgun")`, once; never show their secret.
 
 Rules:
 
 1. A value that an option cannot have is refused when Spark plans, not when a task runs.
-2. Spark and its catalogs add options of their own, so that one which nobody here knows is no error; but one that is
-   almost a known one was meant to be it, and is refused.
-3. Relative paths begin where the driver runs, and files are read there: executors are sent what was found.
+2. Spark and its catalogs add options of their own, so an unknown option is no error; but an option whose name is close
+   to a known one is taken for a mistake, and refused.
+3. Relative paths begin where the driver runs, and files are read there: their contents are sent to executors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Final, Literal, cast
 from railgun.client.address import DATA, SECRET, Address
 from railgun.client.checks import MAX_OFFSET
 from railgun.client.errors import StreamsError
-from railgun.client.patience import patiently
+from railgun.client.retries import call_with_retries
 from railgun.errors import said
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 
-KNOWN: Final = (
+NAMES: Final = (
     "stream", "path", "node", "secret", "secretFile", "certificate", "data", "timeout", "format", "schema",
     "start", "end", "missing", "partitions", "maxMessages", "batchRows", "delivery", "query", "batch", "rowsPerMessage",
 )  # fmt: skip
@@ -34,7 +34,7 @@ At = int | Literal["start", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for.
+    """The options of a stream that is read or written.
 
     >>> Options.of({"stream": "orders", "partitions": "4"}).partitions
     4
@@ -67,80 +67,80 @@ class Options:
         return f"railgun, stream {self.stream!r}"
 
     @staticmethod
-    def of(given: Mapping[str, str]) -> Options:
-        """As Spark hands them over: texts, by names in any case."""
-        found = _Found({name.lower(): value for name, value in given.items()})
+    def of(options: Mapping[str, str]) -> Options:
+        """Return the options from texts with names in any case, as Spark passes them."""
+        values = _Values({name.lower(): value for name, value in options.items()})
         return Options(
-            stream=found.stream,
-            node=found.get("node"),
-            secret=found.get("secret"),
-            secret_file=found.get("secretFile"),
-            certificate=found.get("certificate"),
-            data=str(Path(found.get("data") or DATA).absolute()),
-            timeout=found.number("timeout", 30.0),
-            format=cast("Format", found.choice("format", FORMATS)),
-            schema=found.get("schema"),
-            start=found.place("start"),
-            end=found.place("end"),
-            missing=cast("Any", found.choice("missing", ("error", "skip"))),
-            partitions=found.count("partitions"),
-            max_messages=found.count("maxMessages"),
-            batch_rows=found.count("batchRows") or 100_000,
-            delivery=cast("Any", found.choice("delivery", ("exactly-once", "at-least-once"))),
-            query=found.get("query"),
-            batch=found.count("batch", least=0),
-            rows_per_message=found.count("rowsPerMessage") or 10_000,
+            stream=values.stream,
+            node=values.get("node"),
+            secret=values.get("secret"),
+            secret_file=values.get("secretFile"),
+            certificate=values.get("certificate"),
+            data=str(Path(values.get("data") or DATA).absolute()),
+            timeout=values.number("timeout", 30.0),
+            format=cast("Format", values.choice("format", FORMATS)),
+            schema=values.get("schema"),
+            start=values.place("start"),
+            end=values.place("end"),
+            missing=cast("Any", values.choice("missing", ("error", "skip"))),
+            partitions=values.count("partitions"),
+            max_messages=values.count("maxMessages"),
+            batch_rows=values.count("batchRows") or 100_000,
+            delivery=cast("Any", values.choice("delivery", ("exactly-once", "at-least-once"))),
+            query=values.get("query"),
+            batch=values.count("batch", least=0),
+            rows_per_message=values.count("rowsPerMessage") or 10_000,
         )
 
     def address(self) -> Address:
-        """Return where the node is. To be asked on the driver: the answer can be sent to executors.
+        """Return where the node is. Call this on the driver: the address can be sent to executors.
 
-        A node that has worked in the directory `data`, and is gone now, is waited for. Raises `StreamSourceError` after
-        `timeout`.
+        If the node worked in the directory `data` and is gone now, wait for it; raise `StreamSourceError` after
+        `timeout` seconds.
         """
         try:
             secret = self.secret
             if secret is None and self.secret_file is not None:
                 secret = Path(self.secret_file).read_text("ascii").strip()
             was_there = self.node is None and (Path(self.data) / SECRET).exists()
-            found = patiently(
+            address = call_with_retries(
                 lambda: Address.find(self.node, secret=secret, data=self.data),
                 timeout_s=self.timeout if was_there else 0.0,
             )
             if self.certificate is not None:
-                found = replace(found, certificate=Path(self.certificate).read_text("ascii"))
+                address = replace(address, certificate=Path(self.certificate).read_text("ascii"))
         except StreamsError as error:
             raise StreamSourceError(
-                f"{self}: {said(error)}. The options node and secret (or secretFile) say where it is, or data: its "
+                f"{self}: {said(error)}. Set the options node and secret (or secretFile), or data to the node's "
                 "directory"
             ) from error
         except (OSError, ValueError) as error:
             raise BadOptionError(f"{self}: secretFile or certificate: {said(error)}") from error
-        return found
+        return address
 
 
-class _Found:
-    """The options that were given."""
+class _Values:
+    """The options that the user has set."""
 
-    def __init__(self, given: dict[str, str]) -> None:
-        self._given = given
-        name = given.get("stream") or given.get("path")
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+        name = options.get("stream") or options.get("path")
         if not name:
             raise BadOptionError(
                 'railgun: which stream? Give the option stream, or load("orders"). Spark 4.3 keeps no options of '
                 "tables: use CREATE TEMPORARY VIEW, or SELECT ... FROM name WITH (stream = 'orders')"
             )
         self.stream = name
-        known = {one.lower(): one for one in KNOWN}
-        for one in given:
-            close = difflib.get_close_matches(one, known, 1, 0.8)
-            if one not in known and close and not one.startswith("option."):
+        names = {option.lower(): option for option in NAMES}
+        for option in options:
+            close = difflib.get_close_matches(option, names, 1, 0.8)
+            if option not in names and close and not option.startswith("option."):
                 raise BadOptionError(
-                    f"railgun, stream {name!r}: there is no option {one!r}; is {known[close[0]]!r} meant?"
+                    f"railgun, stream {name!r}: there is no option {option!r}; did you mean {names[close[0]]!r}?"
                 )
 
     def get(self, name: str) -> str | None:
-        return self._given.get(name.lower()) or None
+        return self._options.get(name.lower()) or None
 
     def choice(self, name: str, among: tuple[str, ...]) -> str:
         value = self.get(name) or among[0]

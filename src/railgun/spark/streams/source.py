@@ -1,4 +1,4 @@
-"""`format("railgun")`: what Spark finds, and asks for readers and writers."""
+"""The class that Spark finds for `format("railgun")`, which makes readers and writers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from railgun.client.payloads import PayloadError
-from railgun.spark.streams.decode import PLAIN, first_schema
+from railgun.spark.streams.decode import BYTES_SCHEMA, first_schema
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 from railgun.spark.streams.feed import connected
 from railgun.spark.streams.options import Options
@@ -26,50 +26,50 @@ if TYPE_CHECKING:
 
 
 class StreamSource(DataSource):
-    """Persistent streams of a node."""
+    """The format `railgun`: persistent streams of a node."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in `format(...)` and `USING ...`."""
+        """Return the name for `format(...)` and `USING ...`."""
         return "railgun"
 
     def schema(self) -> StructType | str:
-        """Which columns there are if the user gives none."""
+        """Return the columns that the format has if the user gives no schema."""
         options = Options.of(self.options)
         if options.schema is not None:
             return options.schema
         if options.format == "bytes":
-            return PLAIN
+            return BYTES_SCHEMA
         if options.format == "arrow":
-            return _found(options)
+            return _schema_of_first_message(options)
         raise BadOptionError(
             f'{options}: format json needs to know the columns: .schema("customer STRING, amount BIGINT"), or the '
             "option schema"
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """Return the reader for `spark.read`."""
         return BatchReader(Options.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         return MicroBatchReader(Options.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `df.write`."""
+        """Return the writer for `df.write`."""
         return BatchWriter(Options.of(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """For `df.writeStream`."""
+        """Return the writer for `df.writeStream`."""
         return StreamWriter(Options.of(self.options), schema, overwrite)
 
 
-def _found(options: Options) -> StructType:
-    """The columns of the first message that there is."""
+def _schema_of_first_message(options: Options) -> StructType:
+    """Return the columns of the first message in the stream."""
     with connected(options.address(), str(options), options.timeout) as client:
-        told = described(client, options)
-        at = max(place(options, "start", options.start, told), told["first"])
-        if at >= told["end"]:
+        status = described(client, options)
+        at = max(place(options, "start", options.start, status), status["first"])
+        if at >= status["end"]:
             raise StreamSourceError(
                 f"{options}: there is no message yet to take the columns from: give a schema"
             )

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from railgun.errors import RailgunError
+from railgun.errors import RailgunError, shortened
 
 Scalar: TypeAlias = str | int | float | bool | None
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -52,7 +52,7 @@ def quoted(value: object) -> str:
     ("'aaaaaaaaa", 'a list', '7', 'none')
     """
     if isinstance(value, str):
-        return repr(value[:80])
+        return shortened(value)
     if value is None:
         return "none"
     if isinstance(value, bool | float):

@@ -122,6 +122,8 @@ class Producer:
     epoch: int
     lifetime: int = 0
     """Forgotten when it is not used for so long (µs); 0: never."""
+    first: int = 1
+    """Sequences below were given before this producer began: to others of its name, which were forgotten."""
     next: int = 1
     """The sequence to be given next."""
     reserved: int = 1
@@ -135,6 +137,8 @@ class Producer:
     kept: frozenset[int] = frozenset()
     committed: Ranges = field(default_factory=list)
     """Sequences that were committed."""
+    finished: Ranges = field(default_factory=list)
+    """Sequences that were dropped one by one, and those that were committed; empty: none was dropped."""
     labels: Ranges = field(default_factory=list)
     """Labels that were committed."""
     labels_from: int = 0
@@ -156,11 +160,36 @@ class Producer:
 
     def is_alive(self, sequence: int) -> bool:
         """Return whether what is staged for a sequence was not dropped."""
-        return sequence >= self.floor or sequence in self.kept
+        return (sequence >= self.floor or sequence in self.kept) and not self.is_finished(sequence)
 
     def is_committed(self, sequence: int) -> bool:
         """Return whether a sequence was committed."""
         return contains(self.committed, sequence)
+
+    def is_finished(self, sequence: int) -> bool:
+        """Return whether a sequence was dropped by its name, or else committed."""
+        return contains(self.finished, sequence)
+
+    def finish(self, sequence: int, most: int) -> None:
+        """Drop a sequence that was not committed, for good; remember that, as `most` ranges at most."""
+        self.drop(sequence)
+        self.opened.pop(sequence, None)
+        if not self.finished:
+            self.finished = list(self.committed)
+        add_range(self.finished, sequence, sequence + 1)
+        del self.finished[:-most]
+
+    def check_given(self, sequence: int) -> None:
+        """Raise `NoProducerError` if a sequence was not given to this producer."""
+        if sequence < self.first:
+            raise NoProducerError(
+                f"producer {self.name!r} was forgotten after sequence {sequence} was given, and has begun anew since: "
+                "open another sequence"
+            )
+        if sequence >= self.next:
+            raise NoProducerError(
+                f"producer {self.name!r} was not given sequence {sequence}: open one"
+            )
 
     def has_label(self, label: int) -> bool:
         """Return whether a label was committed."""
@@ -195,12 +224,26 @@ class Producer:
     def check_staged(self, sequence: int, count: int) -> None:
         """Raise `LostOutputError` if not just so many messages are staged for a sequence."""
         found = self.staged.get(sequence)
+        if sequence < self.first:
+            raise LostOutputError(
+                f"producer {self.name!r} was forgotten after sequence {sequence} was given, and has begun anew since: "
+                f"its {count} messages are lost, unless they were committed before that"
+            )
+        if found is None and self.is_finished(sequence):
+            raise LostOutputError(
+                f"producer {self.name!r}: sequence {sequence} was dropped: its {count} messages are lost"
+            )
         if found is None:
             raise LostOutputError(
                 f"producer {self.name!r}: sequence {sequence} is neither staged nor committed here: its {count} "
                 "messages are lost"
             )
-        if found.count != count:
+        if found.count > count:
+            raise LostOutputError(
+                f"producer {self.name!r}: {found.count} messages are staged for sequence {sequence}, and this commit "
+                f"names {count} of them: a commit names all that was staged"
+            )
+        if found.count < count:
             raise LostOutputError(
                 f"producer {self.name!r}: {found.count} messages are staged for sequence {sequence}, and {count} "
                 "were: what is missing is lost"
@@ -213,11 +256,13 @@ class Producer:
             "number": self.number,
             "epoch": self.epoch,
             "lifetime": self.lifetime,
+            "first": self.first,
             "reserved": self.reserved,
             "since": self.since,
             "floor": self.floor,
             "kept": sorted(self.kept),
             "committed": list(map(list, self.committed)),
+            "finished": list(map(list, self.finished)),
             "labels": list(map(list, self.labels)),
             "labels_from": self.labels_from,
             "session": self.session,
@@ -230,13 +275,22 @@ class Producer:
         }
 
     @staticmethod
+    def begun(name: str, number: int, epoch: int, lifetime: int, first: int) -> Producer:
+        """Return a producer that has just begun; `first`: the first sequence it is given."""
+        made = Producer(name, number, epoch, lifetime, first)
+        made.next = made.reserved = made.covered = made.since = made.floor = first
+        return made
+
+    @staticmethod
     def of(name: str, note: Mapping[str, Any]) -> Producer:
         """Return the producer of a note. Sequences that may have been given are not given again."""
         made = Producer(name, note["number"], note["epoch"], note["lifetime"])
         made.next = made.reserved = made.covered = note["reserved"]
+        made.first = note.get("first", 1)
         made.since, made.floor = note["since"], note["floor"]
         made.kept = frozenset(note["kept"])
         made.committed = [(first, end) for first, end in note["committed"]]
+        made.finished = [(first, end) for first, end in note.get("finished", ())]
         made.labels = [(first, end) for first, end in note.get("labels", ())]
         made.labels_from = note.get("labels_from", 0)
         made.session, made.past = note.get("session", ""), tuple(note.get("past", ()))

@@ -16,14 +16,17 @@ Rules:
    successor never begins again (of the last `MOST_SESSIONS`; an older one would begin a new epoch). Sessions are in the
    order in which they begin first: one that was made earlier, and begins only now, is the later one.
 3. *Sequences.* What is staged belongs to a sequence, a number that the stream gives. None is given twice, whatever a
-   producer remembers or forgets, so nothing new is ever taken for something that was committed before.
+   producer remembers or forgets, so nothing new is ever taken for something that was committed before. A producer that
+   was forgotten and begins anew is given sequences above all that the stream has given before. So a commit of a
+   sequence that an earlier producer of that name was given is an error (`LostOutputError`); it never means another.
 4. *Staging* is in order: each piece says how many messages of its sequence lie before it. One that is sent again is
    known by that, and a gap is refused (`GapError`). A sequence that has been committed takes nothing more
-   (`SequenceOverError`).
+   (`SequenceOverError`), nor does one that was dropped by its name (`drop`), which never comes back.
 5. *Committing* some sequences is one step, in which their messages come in the order in which the sequences are named,
    and those of each in the order in which they were staged. Sequences that are committed already are left out; if
-   nothing is left, it is done. Who commits says how many messages each sequence has. One that is not committed, and of
-   which not just so many are staged, is lost, and that is an error (`LostOutputError`), never silence.
+   nothing is left, it is done. So are those of no messages for which nothing is staged. Who commits says how many
+   messages each sequence has. One that is not committed, and of which not just so many are staged, is lost, and that is
+   an error (`LostOutputError`), never silence.
 6. What was committed is remembered as ranges of sequences for as long as there is the stream. If there are more than
    `MOST_RANGES` of them the oldest are forgotten; a commit of what was forgotten is an error, too.
 7. *Labels.* A commit may have labels, numbers that its producer gives it: a range, and the last of them says what the
@@ -48,20 +51,23 @@ Whoever finds a note with an intent looks in the stream for a unit with its numb
 
 Duties of the driver:
 
-1. What changes a note (`begin`, `open` at times, `commit`, `committed`, `pass_over`) is answered when the note is safe.
+1. What changes a note (`begin`, `open` at times, `commit`, `committed`, `pass_over`, `drop`, `forget`) is answered when
+   the note is safe, and with it the one of the stream itself (`stream_note`), which is written before it.
    `noted` hears of each note that is: until then whoever opens a sequence that it has to cover waits, too.
 2. `staged` is asked for each piece in the order in which pieces are appended to the staging log. If one could not be
    appended, `not_staged` takes it and all behind it back.
 3. One thing at a time: while there is an intent, `begin` and `commit` raise `BusyError`, and are asked again. So nobody
    drops what is being committed.
 4. After a restart or failover: `load` the notes, `found` each staged batch in its order, then settle the intents.
-5. What lies before `staged_from` in the staging log is not needed any more.
+5. What lies before `staged_from` in the staging log is not needed any more. What is staged for a sequence may be copied
+   to the end of that log, wholly or not at all, and behind all pieces of it: the copy takes its place (`anew`). When
+   the copy is safe, `moved` is called. Nothing is copied while it is being committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from railgun.broker.protocol.producers.producer import (
     BusyError,
@@ -78,12 +84,22 @@ from railgun.errors import ProtocolError
 
 RESERVED: Final = 1_000
 """So many sequences are given between two notes."""
+UNNOTED_SEQUENCES: Final = 1 << 32
+"""More sequences than a producer was given by a version of Railgun that did not note them for the stream."""
 MOST_RANGES: Final = 10_000
 """Ranges of committed sequences, and of labels, that are remembered of a producer."""
 MOST_SESSIONS: Final = 16
 """Sessions with a successor that are remembered of a producer."""
 MOST_OPENED: Final = 10_000
 """Sequences that were opened for labels, and not committed, that are remembered of a producer."""
+
+
+class FirstStaged(NamedTuple):
+    """What is staged first in the staging log."""
+
+    offset: int
+    name: str
+    """The producer."""
 
 
 class Producers:
@@ -105,12 +121,13 @@ class Producers:
     railgun.broker.protocol.producers.producer.LostOutputError: producer 'flow': sequence 2 is neither staged nor ...
     """
 
-    __slots__ = ("_last_number", "_names", "by_name")
+    __slots__ = ("_last_number", "_names", "_next_sequence", "by_name")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Producer] = {}
         self._names: dict[int, str] = {}  # by the numbers
         self._last_number = 0
+        self._next_sequence = 1  # none from here on may have been given to anybody
 
     # ------------------------------------------------------------ beginning
 
@@ -129,7 +146,8 @@ class Producers:
         producer = self.by_name.get(name)
         if producer is None:
             self._last_number += 1
-            producer = self._add(Producer(name, self._last_number, epoch, lifetime))
+            first = self._next_sequence
+            producer = self._add(Producer.begun(name, self._last_number, epoch, lifetime, first))
         self._check_epoch(producer, epoch)
         self._check_idle(producer)
         producer.used = now
@@ -169,6 +187,7 @@ class Producers:
         self.by_name[producer.name] = producer
         self._names[producer.number] = producer.name
         self._last_number = max(self._last_number, producer.number)
+        self._next_sequence = max(self._next_sequence, producer.reserved)
         return producer
 
     def _check_epoch(self, producer: Producer, epoch: int) -> None:
@@ -209,6 +228,7 @@ class Producers:
                 del producer.opened[next(iter(producer.opened))]
         if producer.next > producer.reserved:
             producer.reserved = producer.next + RESERVED
+            self._next_sequence = max(self._next_sequence, producer.reserved)
         return sequence, sequence >= producer.covered
 
     def noted(self, number: int, reserved: int) -> None:
@@ -244,6 +264,10 @@ class Producers:
         if producer.is_committed(sequence) or (intent and sequence in intent.sequences):
             raise SequenceOverError(
                 f"producer {producer.name!r}: sequence {sequence} was committed before: open another one"
+            )
+        if producer.is_finished(sequence):
+            raise SequenceOverError(
+                f"producer {producer.name!r}: sequence {sequence} was dropped before: open another one"
             )
         label = producer.opened.get(sequence)
         if label is not None and producer.has_label(label):
@@ -299,7 +323,12 @@ class Producers:
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
         producer.check_label(labels)
+        counts = self.without_empty(name, counts)
         left = tuple(one for one in counts if not producer.is_committed(one))
+        if labels is None and not left:
+            return None
+        if not counts:
+            raise ProtocolError(f"producer {name!r}: labels without messages are to be passed over")
         if labels is not None and len(left) < len(counts):
             raise SequenceOverError(
                 f"producer {name!r}: sequences of {sorted(counts)} were committed before, and not under label "
@@ -309,6 +338,12 @@ class Producers:
             producer.check_staged(sequence, counts[sequence])
         producer.intent = Intent(producer.commits + 1, left, end, labels)
         return producer.intent
+
+    def without_empty(self, name: str, counts: Mapping[int, int]) -> dict[int, int]:
+        """Return the sequences of a commit without those of no messages for which nothing is staged."""
+        producer = self.by_name.get(name)
+        staged = () if producer is None else producer.staged
+        return {one: count for one, count in counts.items() if count or one in staged}
 
     def _is_done(self, name: str, counts: Mapping[int, int], labels: range | None) -> bool:
         """Return whether a commit was done before; what is staged for it once more is dropped."""
@@ -352,12 +387,14 @@ class Producers:
         producer.last = intent.sequences, base
         for sequence in intent.sequences:
             add_range(producer.committed, sequence, sequence + 1)
+            if producer.finished:
+                add_range(producer.finished, sequence, sequence + 1)
             producer.drop(sequence)
             producer.opened.pop(sequence, None)
         if intent.labels is not None:
             self._add_labels(producer, intent.labels)
         producer.kept -= frozenset(intent.sequences)
-        del producer.committed[:-MOST_RANGES]
+        del producer.committed[:-MOST_RANGES], producer.finished[:-MOST_RANGES]
         producer.commits = number
 
     def base_of(self, name: str, sequences: Iterable[int]) -> int | None:
@@ -367,11 +404,17 @@ class Producers:
         return last[1] if last is not None and last[0] == tuple(sequences) else None
 
     def drop(self, name: str, epoch: int, sequences: Iterable[int], now: int) -> None:
-        """Drop what is staged for some sequences; it may come back with a restart, and goes with its producer then."""
-        producer = self._find(name, epoch, now)
+        """Drop what is staged for some sequences, for good; what was committed of them stays so.
+
+        Raises `NoProducerError` if the producer was not given one of them, and `BusyError`.
+        """
+        producer, sequences = self._find(name, epoch, now), list(sequences)
         self._check_idle(producer)
         for sequence in sequences:
-            producer.drop(sequence)
+            producer.check_given(sequence)
+        for sequence in sequences:
+            if not producer.is_committed(sequence):
+                producer.finish(sequence, MOST_RANGES)
 
     def abandoned(self, name: str, number: int) -> None:
         """Note that the unit of a commit is not in the stream, and never will be."""
@@ -388,22 +431,51 @@ class Producers:
     # ------------------------------------------------------------ keeping, forgetting
 
     @classmethod
-    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
-        """Return the producers of some notes. `last_number`: the highest that was ever given."""
-        made = cls()
-        made._last_number = last_number
+    def load(
+        cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
+    ) -> Producers:
+        """Return the producers of some notes. `stream_note`: of the stream itself; None: it has none yet.
+
+        Older versions of Railgun noted the last number of a producer, and no sequences: what they gave, to producers
+        that were forgotten since, lies far below the sequences that are given then.
+        """
+        made, stream_note = cls(), {} if stream_note is None else stream_note
+        made._last_number = stream_note.get("last", 0)
         for name, note in notes.items():
             made._add(Producer.of(name, note))
+        first = stream_note.get("sequences", made._last_number * UNNOTED_SEQUENCES)
+        made._next_sequence = max(made._next_sequence, first)
         return made
 
+    def stream_note(self) -> dict[str, Any]:
+        """Return what must not be forgotten of the stream itself, as plain values."""
+        return {"last": self._last_number, "sequences": self._next_sequence}
+
     def found(
-        self, number: int, sequence: int, count: int, size: int, offset: int, now: int = 0
+        self,
+        number: int,
+        sequence: int,
+        count: int,
+        size: int,
+        offset: int,
+        now: int = 0,
+        *,
+        anew: bool = False,
     ) -> None:
-        """Note a batch that is in the staging log."""
+        """Note a batch that is in the staging log; `anew`: a copy of all that was staged before begins with it."""
         producer = self.numbered(number)
         if producer is None or not producer.is_alive(sequence) or producer.is_committed(sequence):
             return
+        if anew:
+            producer.drop(sequence)
         self._take(producer, sequence, count, size, offset, now)
+
+    def moved(self, number: int, sequence: int, offset: int) -> None:
+        """Note that all that is staged for a sequence lies from `offset` on: it was copied there, and that is safe."""
+        producer = self.numbered(number)
+        found = None if producer is None else producer.staged.get(sequence)
+        if found is not None:
+            found.first = max(found.first, offset)
 
     def forget(self, name: str) -> Producer | None:
         """Forget a producer, with what it has staged; None: there is none."""
@@ -428,11 +500,6 @@ class Producers:
                     if now - found.used > one.lifetime:
                         one.drop(sequence)
 
-    @property
-    def last_number(self) -> int:
-        """The highest number that was ever given to a producer."""
-        return self._last_number
-
     def numbered(self, number: int) -> Producer | None:
         """Return the producer with this number."""
         return self.by_name.get(self._names.get(number, ""))
@@ -441,6 +508,15 @@ class Producers:
     def staged_size(self) -> int:
         """Bytes of all that is staged."""
         return sum(one.size for each in self.by_name.values() for one in each.staged.values())
+
+    def first_staged(self) -> FirstStaged | None:
+        """Return what is staged first in the staging log; None: nothing is staged."""
+        firsts = (
+            FirstStaged(staged.first, producer.name)
+            for producer in self.by_name.values()
+            for staged in producer.staged.values()
+        )
+        return min(firsts, default=None)
 
     def staged_from(self, end: int) -> int:
         """Return the offset in the staging log from which on something is needed; `end`: where it ends."""

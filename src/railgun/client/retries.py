@@ -1,4 +1,4 @@
-"""Repeating a call to a node while it fails with an error that may pass (`transport.error_codes`)."""
+"""Retry a call to a node while it fails with a transient error (`transport.error_codes`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from railgun.client.nodes import Pauses
 
 T = TypeVar("T")
 PAUSES_S: Final = (0.1, 2.0)
-"""Seconds to the next try: at first, and at most."""
+"""Seconds until the next try: at first, and at most."""
 
 
-def patiently(
+def call_with_retries(
     call: Callable[[], T],
     *,
     waiting: Callable[[StreamsError], None] = lambda error: None,
     give_up: Callable[[], bool] = lambda: False,
     timeout_s: float = math.inf,
 ) -> T:
-    """Return what `call` returns; repeat it while it raises a `StreamsError` that may pass.
+    """Return the result of `call`; repeat it while it raises a transient `StreamsError` (`may_pass`).
 
-    `call` must do no harm when it is done twice. `waiting` is told of each such error. The error is raised when
-    `give_up` says so, or after `timeout_s`.
+    `call` must be idempotent. `waiting` is called with each transient error. Raises the last error when `give_up`
+    returns True, or after `timeout_s` seconds.
     """
     deadline, pauses = time.monotonic() + timeout_s, Pauses(*PAUSES_S)
     while True:
