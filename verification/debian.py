@@ -30,12 +30,12 @@ class NoProgramError(RailgunError):
 
 
 def find_program(
-    name: str, packages: Sequence[str], home: Path, *, asked: str = "--version"
+    name: str, packages: Sequence[str], home: Path, *, probe_argument: str = "--version"
 ) -> tuple[str, dict[str, str]]:
     """Return the path of a program, and the environment to run it in.
 
-    `packages` names the package of the program first, `home` is where packages are unpacked, and `asked` is the
-    argument that the program must answer to.
+    `packages` names the package of the program first, `home` is where packages are unpacked, and `probe_argument` is
+    the argument that the program must answer to.
     """
     environment = dict(os.environ)
     installed = shutil.which(name)
@@ -52,7 +52,7 @@ def find_program(
     if libraries:
         environment["LD_LIBRARY_PATH"] = ":".join(libraries)
     tried = subprocess.run(
-        [program, asked], env=environment, capture_output=True, text=True, check=False
+        [program, probe_argument], env=environment, capture_output=True, text=True, check=False
     )
     if tried.returncode:
         raise NoProgramError(

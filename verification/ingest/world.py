@@ -464,9 +464,9 @@ class IngestJob:
         """Run from the first message to the last."""
         while not self._one_run():
             pass
-        trouble = self._trouble(self.shelf.items(), whole=True)
-        if trouble:
-            raise Violation("output", trouble)
+        error_text = self._difference(self.shelf.items(), whole=True)
+        if error_text:
+            raise Violation("output", error_text)
 
     def _one_run(self) -> bool:
         chosen = Snapshots("", every=self.every or self.chance.choice((2.0, 5.0)))
@@ -563,9 +563,9 @@ class IngestJob:
         rows = in_order(self.saved.values())
         held = Counter(row.stream for row in rows)
         recorded = Counter({name: por + 1 for name, por in self.positions.items()})
-        trouble = self._trouble(rows, whole=False)
-        if trouble or held != recorded:
-            what = trouble or f"it says {dict(recorded)} messages, and holds {dict(held)}"
+        error_text = self._difference(rows, whole=False)
+        if error_text or held != recorded:
+            what = error_text or f"it says {dict(recorded)} messages, and holds {dict(held)}"
             self.wrong("not a prefix", f"snapshot {manifest.snapshot}: {what}")
 
     def judged(self, judge: Callable[[RowBatch, int], int], batch: RowBatch, reached: int) -> int:
@@ -592,7 +592,7 @@ class IngestJob:
             if por > self.positions.get(name, NONE):
                 self.wrong("untrue", f"{name} is acknowledged up to {por}: {self.positions}")
 
-    def _trouble(self, rows: Iterable[ConnectorMessage], *, whole: bool) -> str:
+    def _difference(self, rows: Iterable[ConnectorMessage], *, whole: bool) -> str:
         wanted = {name: [b"%d" % number for number in range(self.messages)] for name in self.names}
         return check_streams([(row.stream, row.payload) for row in rows], wanted, whole=whole)
 

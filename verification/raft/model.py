@@ -212,8 +212,8 @@ def _compare(first: RaftNode, second: RaftNode) -> Violation | None:
     """Return the contradiction between two nodes, or None."""
     for mine, theirs in ((first, second), (second, first)):
         for term, log in mine.elected:
-            for entry, known in theirs.committed:
-                if known < term and log[entry.index - 1 : entry.index] != (entry.term,):
+            for entry, committed_in in theirs.committed:
+                if committed_in < term and log[entry.index - 1 : entry.index] != (entry.term,):
                     who, them = NAMES[mine.index], NAMES[theirs.index]
                     return Violation(
                         "incomplete leader",

@@ -64,10 +64,10 @@ class VotesTwice(Raft):
 
     __slots__ = ()
 
-    def handle_vote_request(self, sender: Id, asked: AskVote, now: float) -> None:
-        if not asked.pre:
+    def handle_vote_request(self, sender: Id, request: AskVote, now: float) -> None:
+        if not request.pre:
             self.vote = None
-        super().handle_vote_request(sender, asked, now)
+        super().handle_vote_request(sender, request, now)
 
 
 @mutant(Case("110"))
@@ -76,7 +76,7 @@ class VotesForAnybody(Raft):
 
     __slots__ = ()
 
-    def _is_up_to_date(self, asked: AskVote) -> bool:
+    def _is_up_to_date(self, request: AskVote) -> bool:
         return True
 
 
@@ -86,8 +86,8 @@ class ComparesLengths(Raft):
 
     __slots__ = ()
 
-    def _is_up_to_date(self, asked: AskVote) -> bool:
-        return asked.last_index >= self.log.last
+    def _is_up_to_date(self, request: AskVote) -> bool:
+        return request.last_index >= self.log.last
 
 
 @mutant(318)

@@ -137,7 +137,7 @@ class World:
         self.tally: Counter[str] = Counter()
         # facts about the whole cluster
         self.leaders: dict[int, Id] = {}
-        self.known: dict[tuple[int, int], tuple[Entry, int | None]] = {}
+        self.known_entries: dict[tuple[int, int], tuple[Entry, int | None]] = {}
         self.committed: list[Entry] = []
         self.committed_in: list[int] = []  # by index: a term in which the commit was known
         self.acknowledged = 0
@@ -442,9 +442,9 @@ class World:
         if index == log.last:
             return
         for entry in log.after(index):
-            seen = self.known.get((entry.index, entry.term))
+            seen = self.known_entries.get((entry.index, entry.term))
             if seen is None:
-                self.known[entry.index, entry.term] = entry, previous
+                self.known_entries[entry.index, entry.term] = entry, previous
             elif seen != (entry, previous):
                 raise Violation(
                     "logs differ", f"{node.id} has {entry} after term {previous}, others {seen}"

@@ -87,26 +87,26 @@ class ModelNode(CopyNode):
 
     def events(self) -> Sequence[str]:
         """Return the events the node could take now."""
-        left, found = self.left, list[str]()
+        left, events = self.left, list[str]()
         if not self.hears:
             return ["hear again"]
         if self.leads:
-            found += ["publish"] if left["publishes"] else []
-            found += ["unit"] if left["units"] else []
-            found += ["change"] if left["changes"] else []
-            found += ["trim"] if left["trims"] and self._trims_to() else []
+            events += ["publish"] if left["publishes"] else []
+            events += ["unit"] if left["units"] else []
+            events += ["change"] if left["changes"] else []
+            events += ["trim"] if left["trims"] and self._trims_to() else []
         if self.line:
-            found.append("sync")
+            events.append("sync")
         if left["crashes"]:
-            found += [f"crash {keep}" for keep in range(len(self.line) + 1)]
-            found += [f"crash {at} torn" for at, job in enumerate(self.line) if _is_unit(job)]
+            events += [f"crash {keep}" for keep in range(len(self.line) + 1)]
+            events += [f"crash {at} torn" for at, job in enumerate(self.line) if _is_unit(job)]
         if left["breaks"]:
-            found += [f"break {other}" for other in self.sessions]
+            events += [f"break {other}" for other in self.sessions]
         if left["deaf"]:
-            found.append("hear nothing")
+            events.append("hear nothing")
         if left["damages"]:
-            found += [f"damage {kind}" for kind in ("messages", "groups")]
-        return found
+            events += [f"damage {kind}" for kind in ("messages", "groups")]
+        return events
 
     def step(self, event: str) -> Given:
         """Take an event; return the messages that follow."""

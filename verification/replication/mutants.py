@@ -183,21 +183,21 @@ class TakesOldGroups(Master):
 # ---------------------------------------------------------------- where copies agree
 
 
-def _by_length(one: Standing, other: Standing) -> int:
-    return min(one.end, other.end)
+def _by_length(mine: Standing, other: Standing) -> int:
+    return min(mine.end, other.end)
 
 
-def _with_first(one: Standing, other: Standing) -> int:
-    return max(agree(one, other), min(one.first, other.end))
+def _with_first(mine: Standing, other: Standing) -> int:
+    return max(agree(mine, other), min(mine.first, other.end))
 
 
-def _one_more(one: Standing, other: Standing) -> int:
-    return min(one.end, other.end, agree(one, other) + 1)
+def _one_more(mine: Standing, other: Standing) -> int:
+    return min(mine.end, other.end, agree(mine, other) + 1)
 
 
-def _without_first(one: Standing, other: Standing) -> int:
+def _without_first(mine: Standing, other: Standing) -> int:
     theirs = dict(other.runs)
-    return max((min(end, theirs[e]) for e, end in one.runs if e in theirs), default=0)
+    return max((min(end, theirs[e]) for e, end in mine.runs if e in theirs), default=0)
 
 
 class _Agrees(Master):

@@ -165,13 +165,13 @@ class Disk:
 
     def runs(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
         """Return the epochs of a part of the log, with their offsets."""
-        found: list[tuple[int, int]] = []
+        runs: list[tuple[int, int]] = []
         for offset in range(begin, end):
             epoch = self.entries[offset - self.first].epoch
-            if found and found[-1][0] == epoch:
-                found.pop()
-            found.append((epoch, offset + 1))
-        return tuple(found)
+            if runs and runs[-1][0] == epoch:
+                runs.pop()
+            runs.append((epoch, offset + 1))
+        return tuple(runs)
 
     @property
     def whole(self) -> int:

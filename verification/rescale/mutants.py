@@ -164,8 +164,8 @@ class NoHoldAtHome(Distributor):
         def whitelisted_and_held(
             self, hashes: Hashes
         ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-            known, held = super().whitelisted_and_held(hashes)
-            return known | held, np.zeros_like(held)
+            whitelisted, held = super().whitelisted_and_held(hashes)
+            return whitelisted | held, np.zeros_like(held)
 
     phases = with_phase(_Collect)
 

@@ -442,8 +442,10 @@ class Simulation:
         model = self.workers[worker]
         action(model)
         readers = model.stages[0]
-        bound, told = readers.operator.bound(), readers.distributor.bound
-        if bound > told or (bound != told and told == LAST):  # when it rises, and when readers wake
+        bound, last_bound = readers.operator.bound(), readers.distributor.bound
+        if bound > last_bound or (
+            bound != last_bound and last_bound == LAST
+        ):  # when it rises, and when readers wake
             model.feed(0, m.Bound(bound))
         outbox, model.outbox = model.outbox, []
         for to, stage, message in outbox:

@@ -292,8 +292,8 @@ class Job:
                     self._one_run()
                 if not self._over:
                     raise Violation("end", f"{RUNS} runs, and it has not come to its end")
-        except Violation as found:
-            violation = found
+        except Violation as error:
+            violation = error
         except Exception as error:
             violation = Violation(type(error).__name__, str(error))
             violation.__cause__ = error
@@ -680,37 +680,39 @@ class Job:
         self._compare_collected(where, world, out)
 
     def _state_of(self, runtimes: Iterable[Runtime]) -> sf.Content:
-        found: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
+        states: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
         timers: dict[int, list[int]] = {}
         ended: set[int] = set()
         for runtime in runtimes:
             for runner in runtime.stages:
                 for operator in runner.operators.keyed:
-                    twice = found[operator.step].keys() & operator.states.keys()
+                    twice = states[operator.step].keys() & operator.states.keys()
                     if twice:
                         raise Violation("state", f"{operator.step}: two workers have {twice}")
-                    found[operator.step].update(operator.states)
+                    states[operator.step].update(operator.states)
                     keys = list(operator.states)
                     times = zip(keys, operator.timers.of(keys), strict=True)
                     timers.update({key: at for key, at in times if at})
                     ended |= operator.ended
-        positions = {part: (p.position or 0, p.finished) for part, p in found["source"].items()}
-        return sf.Content(positions, found["first"], timers, ended, found["second"], found["sums"])
+        positions = {part: (p.position or 0, p.finished) for part, p in states["source"].items()}
+        return sf.Content(
+            positions, states["first"], timers, ended, states["second"], states["sums"]
+        )
 
-    def _compare(self, told: str, found: sf.Content, wanted: sf.Content) -> None:
-        if found.source != wanted.source:
-            text = f"positions {found.source}, and must be {wanted.source}"
-            raise Violation("state", f"{told}: {text}")
-        wrong = sf.different(found, wanted)
+    def _compare(self, where: str, content: sf.Content, wanted: sf.Content) -> None:
+        if content.source != wanted.source:
+            text = f"positions {content.source}, and must be {wanted.source}"
+            raise Violation("state", f"{where}: {text}")
+        wrong = sf.different(content, wanted)
         if wrong:
-            raise Violation("state", f"{told}: {wrong}")
+            raise Violation("state", f"{where}: {wrong}")
 
-    def _compare_shown(self, told: str, out: Counter[tuple[int, ...]]) -> None:
-        _same("output", f"{told}: shown", self._shown, out)
+    def _compare_shown(self, where: str, out: Counter[tuple[int, ...]]) -> None:
+        _same("output", f"{where}: shown", self._shown, out)
 
-    def _compare_collected(self, told: str, world: World, out: Counter[tuple[int, ...]]) -> None:
+    def _compare_collected(self, where: str, world: World, out: Counter[tuple[int, ...]]) -> None:
         there = Counter(world.ledger.collected.items("shown"))
-        _same("Collect", f"{told}: collected", there, out - self._base)
+        _same("Collect", f"{where}: collected", there, out - self._base)
 
     def _look_at_disk(self, committed: bool = True) -> None:
         """Check the content of the disks; `committed`: whether finished writes have been reported as finished."""
@@ -769,7 +771,7 @@ class Job:
 
     def _judge(self, manifest: Manifest) -> tuple[sf.Content, Counter[tuple[int, ...]]]:
         """Read the content of a snapshot naively, and check that it follows from its positions."""
-        found: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
+        states: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
         timers: dict[int, list[int]] = {}
         ended: set[int] = set()
         at = f"snapshot {manifest.snapshot}"
@@ -778,23 +780,23 @@ class Job:
             for step, key, state, times, over, gone in self._rows(manifest, number):
                 if gone:
                     if (step, key) not in lives:
-                        found[step].pop(key, None)
+                        states[step].pop(key, None)
                         if step == "first":  # other steps may have keys with the same numbers
                             timers.pop(key, None)
                     continue
                 if (step, key) in lives:
                     raise Violation("state", f"{at}: two rows of key {key} of {step!r}: {state}")
                 lives.add((step, key))
-                found[step][key] = state
+                states[step][key] = state
                 if step == "first":
                     timers.pop(key, None)
                     timers.update({key: times} if times else {})
                     ended -= {key}
                     ended |= {key} if over else set()
-        ended &= found["first"].keys()
-        positions = {part: (p or 0, over) for part, (p, over, _) in found["source"].items()}
+        ended &= states["first"].keys()
+        positions = {part: (p or 0, over) for part, (p, over, _) in states["source"].items()}
         content = sf.Content(
-            positions, found["first"], timers, ended, found["second"], found["sums"]
+            positions, states["first"], timers, ended, states["second"], states["sums"]
         )
         wanted, out = sf.expected(self.items, content, united=self.united, summed=self.summed)
         self._compare(at, content, wanted)
@@ -842,12 +844,12 @@ def _some(items: Mapping[Any, int]) -> str:
     return ", ".join(map(str, sorted(items)[:3])) + (" …" if len(items) > 3 else "")
 
 
-def _same(kind: str, told: str, found: Counter[Any], wanted: Counter[Any]) -> None:
-    extra, missing = found - wanted, wanted - found
+def _same(kind: str, where: str, actual: Counter[Any], wanted: Counter[Any]) -> None:
+    extra, missing = actual - wanted, wanted - actual
     if extra:
-        raise Violation(kind, f"{told} is {_some(extra)}, which does not belong there")
+        raise Violation(kind, f"{where} is {_some(extra)}, which does not belong there")
     if missing:
-        raise Violation(kind, f"{told} is not {_some(missing)}, which belongs there")
+        raise Violation(kind, f"{where} is not {_some(missing)}, which belongs there")
 
 
 def simulate(seed: int, patches: Sequence[Change] = (), without: Sequence[Step] = ()) -> Outcome:
