@@ -52,7 +52,7 @@ WINDOW: Final = 1_000_000  # µs
 START: Final = 1_700_000_000_000_000
 HANG_AFTER: Final = 2.0
 EVERY: Final = 1.0
-WAIT_TIMEOUT_S: Final = 180.0  # seconds for what must happen
+WAIT_TIMEOUT_S: Final = 180.0  # seconds to wait for an event that must come
 ACTIONS: Final = {"kill": 6, "freeze": 4, "rescale": 5, "snapshot": 4, "driver kill": 1}
 PROGRAM: Final = "from verification.chaos import drive; drive()"
 

@@ -177,7 +177,7 @@ def _until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- output
 
 
 def _watcher(live: Live, console: Console) -> Callable[[str, dict[str, Any]], None]:

@@ -145,7 +145,7 @@ class LogDisk:
         with self.guard:
             return any(seen is content for seen in self._names.seen.values())
 
-    # ------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------ faults
 
     def crash_at(self, step: int) -> None:
         """Raise `Crash` before the step of this number, counted from now on; 0 is the next one."""

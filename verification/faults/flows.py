@@ -184,7 +184,7 @@ class _Flow(Worker):
                     else:
                         await self._stage(old)
 
-    # ------------------------------------------------------------ what it asks for
+    # ------------------------------------------------------------ requests
 
     async def _begin(self, client: Client, epoch: int, tokens: list[_Token]) -> Producer | None:
         """Begin an epoch, with as many tries as needed; return None if the broker refuses it for good."""

@@ -376,7 +376,7 @@ def of_line(line: str) -> Record:
             raise HistoryError(f"{kind} has no {', '.join(fields.keys() - _FIELDS[kind])}")
         record: Record = KINDS[kind](**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HistoryError(f"no record of a history: {line[:200]!r}: {error}") from error
+        raise HistoryError(f"not a record of a history: {line[:200]!r}: {error}") from error
     return record
 
 

@@ -546,7 +546,7 @@ class IngestJob:
             connector.sender.lost()
         keeper.close()
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     def wrong(self, kind: str, text: str) -> None:
         """Record a violation; raised in a worker, it would count as a failure of the worker."""

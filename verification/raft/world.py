@@ -371,7 +371,7 @@ class World:
 
         return deliver
 
-    # ------------------------------------------------------------ what is applied
+    # ------------------------------------------------------------ applied entries
 
     def apply(self, node: Node, entry: Entry) -> None:
         """Apply an entry at a node."""
@@ -417,7 +417,7 @@ class World:
             raft.compact(snapshot)
             self.tally["compactions"] += 1
 
-    # ------------------------------------------------------------ what must be so
+    # ------------------------------------------------------------ checks
 
     def check(self, node: Node) -> None:
         """Check all properties of a node."""

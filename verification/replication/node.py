@@ -236,7 +236,7 @@ class CopyNode(Plain):
         self.declared_groups: dict[int, tuple[str, ...]] = {}
         self.shown = Part(0, ())
 
-    # ------------------------------------------------------------ what happens to it
+    # ------------------------------------------------------------ events
 
     @property
     def leads(self) -> bool:

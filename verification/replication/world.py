@@ -175,7 +175,7 @@ class World:
         """Return all nodes that believe they lead."""
         return [node for node in self.nodes.values() if node.leads]
 
-    # ------------------------------------------------------------ what may happen
+    # ------------------------------------------------------------ events
 
     def deliver(self) -> None:
         """Deliver the next message of some link."""
@@ -401,7 +401,7 @@ class World:
                 self.after(node, "on disk", node.sync(self.chance.choice([1, None])))
             else:
                 return
-        raise Violation("storm", "it never comes to rest")
+        raise Violation("storm", "the nodes never come to rest")
 
     def _compare(self, leader: CopyNode) -> None:
         wanted = leader.disk

@@ -216,7 +216,7 @@ class SeedWorker:
             case SeedData(version, item):
                 self.data(sender, version, item)
             case SeedAcquire(key, counts):
-                self.state[key] = dict(counts)  # whatever was there is overwritten
+                self.state[key] = dict(counts)  # overwrites any state of the key
             case SeedDone():
                 self.finished_homes.add(sender)
             case SeedBarrier():
@@ -271,7 +271,7 @@ class SeedWorker:
         return [self.save or {}]
 
     def frontier(self) -> int:
-        """Return the last time: the original text has no frontiers."""
+        """Return the first time: the original text has no frontiers."""
         return MIN
 
     def endings(self) -> Counts:

@@ -537,7 +537,7 @@ class Simulation:
         if heirs:
             self.later(self.draw.randint(1, 50), lambda: self.list_partitions(heirs[0]))
 
-    # ------------------------------------------------------------ what happens to the cluster
+    # ------------------------------------------------------------ events of the cluster
 
     def plan_events(self) -> None:
         """Draw the times of resizes, snapshots and crashes."""
@@ -691,7 +691,7 @@ class Simulation:
                         "never ends", f"worker {worker} did not come to the end of time"
                     )
             if not model.settled:
-                raise Violation("never ends", f"worker {worker} is not through")
+                raise Violation("never ends", f"worker {worker} has not finished")
         self.outcome.records = sum(map(len, self.source.records.values()))
         self.note("all is counted")
 

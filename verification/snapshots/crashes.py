@@ -291,7 +291,7 @@ class Job:
                         break
                     self._one_run()
                 if not self._over:
-                    raise Violation("end", f"{RUNS} runs, and it has not come to its end")
+                    raise Violation("end", f"the flow has not ended after {RUNS} runs")
         except Violation as error:
             violation = error
         except Exception as error:
@@ -376,7 +376,7 @@ class Job:
     def _step(self, world: World) -> None:
         self.steps += 1
         if self.steps > self.trouble + MAX_STEPS:
-            raise Violation("end", f"it does not come to its end: {world.life.state}")
+            raise Violation("end", f"the flow does not end: {world.life.state}")
         try:
             if self.steps >= self.trouble:
                 self._meet_end_of_trouble()
@@ -485,7 +485,7 @@ class Job:
             if read != there:
                 raise Violation("end", f"read is {there} of {read}")
 
-    # ------------------------------------------------------------ what chance does
+    # ------------------------------------------------------------ events of chance
 
     def _rescale(self, world: World) -> None:
         life = world.life
@@ -623,7 +623,7 @@ class Job:
             disk.changes += 1
         self._look_at_disk(committed=False)
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     def _look(self, world: World) -> None:
         """Check the world after each step."""

@@ -26,11 +26,11 @@ class Disk(SimulatedDisk):
     def __init__(self, seed: int, without: Sequence[Step] = ()) -> None:
         super().__init__(seed, without=without)
         self.unreadable = False
-        self.dead = False  # whether the program that was to do something is gone
+        self.dead = False  # whether the program that uses the disk is gone
         self.changes = 0
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file as `super` does; check that no durable file is written again."""
+        """Write a file, and count the change; no part or manifest may be written twice."""
         self._alive()
         self.changes += 1
         once = "/manifests/" in path or "/data/" in path
@@ -45,7 +45,7 @@ class Disk(SimulatedDisk):
         super().delete(path)
 
     def _alive(self) -> None:
-        if self.dead:  # nobody who cleans up is there any more, either
+        if self.dead:  # a program that is gone cleans up nothing, either
             raise Crash("it is gone")
 
     def read(self, path: str) -> bytes:
@@ -75,11 +75,11 @@ class Drawer(TwoPhaseSink[Any]):
         """Copy staged output to where it is visible, then delete the staged file; a second call does nothing."""
         staged, shown = f"staged/{token}", f"shown/{token.replace('/', '-')}"
         if self.disk.exists(shown):
-            self.disk.sync("shown")  # whoever has shown it may have died before that
+            self.disk.sync("shown")  # the writer of the shown file may have died before the sync
         elif self.disk.exists(staged):
             self.disk.write(shown, self.disk.read(staged))
         else:
-            raise Violation("output", f"{token} is to be shown, and is gone")
+            raise Violation("output", f"{token} is to be published, and is gone")
         self.disk.delete(staged)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:

@@ -216,7 +216,7 @@ def make_flow(parts: Parts, sink: Sink[Any], *, united: bool, summed: bool) -> F
     return flow
 
 
-# ---------------------------------------------------------------- what must be
+# ---------------------------------------------------------------- expected content
 
 
 @dataclass(slots=True)
