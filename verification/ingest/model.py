@@ -378,7 +378,9 @@ class WorkerNode(Plain):
                 case "message":
                     stream, id_ = more
                     if self.drains:
-                        raise Violation("read too late", f"{stream} {id_}, by a worker that is to leave")
+                        raise Violation(
+                            "read too late", f"{stream} {id_}, by a worker that is to leave"
+                        )
                     if not table.message(session, stream, np.array([id_])):
                         self.log.append((stream, id_))
                 case "end":
