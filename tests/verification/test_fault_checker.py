@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verification.faults.__main__ import main
-from verification.faults.anomalies import ALLOWED, MEANINGS, MOST, Kind
+from verification.faults.anomalies import ALLOWED, MAX_ANOMALIES_PER_KIND, MEANINGS, Kind
 from verification.faults.checker import check, is_sound
 from verification.faults.history import (
     Acked,
@@ -694,9 +694,9 @@ def test_what_is_under_way_may_come_late() -> None:
 
 
 def test_many_of_a_kind_are_counted_and_some_are_shown() -> None:
-    findings = check([*(put(f"v{n}", n) for n in range(3 * MOST)), kept()])
-    assert findings.counts["lost"] == 3 * MOST
-    assert len(findings.found) == MOST
+    findings = check([*(put(f"v{n}", n) for n in range(3 * MAX_ANOMALIES_PER_KIND)), kept()])
+    assert findings.counts["lost"] == 3 * MAX_ANOMALIES_PER_KIND
+    assert len(findings.found) == MAX_ANOMALIES_PER_KIND
 
 
 # ---------------------------------------------------------------- a system that is right
