@@ -393,7 +393,7 @@ def test_puts_that_are_refused_do_not_count_nor_do_those_behind_them(tmp_path: P
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the staging log be tidied after some hundred kilobytes."""
-    monkeypatch.setattr(producing, "LET_GO_BYTES", 200_000)
+    monkeypatch.setattr(producing, "PURGE_BYTES", 200_000)
     monkeypatch.setattr(producing, "MOVED_BYTES", 50_000)
     monkeypatch.setattr(nodes, "STAGING_LOG", LogConfig(segment_bytes=100_000))
 
