@@ -1,4 +1,4 @@
-"""Mutants of `broker.protocol.producers` and of its driver: one rule changed, which the exploration must find."""
+"""Mutants of `broker.protocol.producers` and its driver: each breaks one rule, and the exploration must find it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MUTANTS: dict[str, tuple[Habits, Case]] = {
         FORGOTTEN,
     ),
 }
-"""By what is changed: what the driver does, and a case that shows it."""
+"""By description: the driver's habits, and a case that shows the mistake."""
 
 
 def mutant(case: Case) -> Callable[[Kind], Kind]:
@@ -49,12 +49,12 @@ def mutant(case: Case) -> Callable[[Kind], Kind]:
 
 
 def hunt(name: str) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: its name, how it was caught (empty: it was not), what it did."""
+    """Explore a mutant; return its name, how it was caught (empty if it was not), and the violation."""
     habits, case = MUTANTS[name]
-    found = explore(case, habits)
-    if found.violation is None:
+    exploration = explore(case, habits)
+    if exploration.violation is None:
         return name, "", ""
-    return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    return name, f"explorer, {len(exploration.story)} steps", str(exploration.violation)
 
 
 @mutant(SUCCESSOR)
@@ -116,10 +116,10 @@ class RepeatsSequences(Producers):
     def load(
         cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
     ) -> Producers:
-        made = super().load(notes, stream_note)
-        for producer in made.by_name.values():
+        producers = super().load(notes, stream_note)
+        for producer in producers.by_name.values():
             producer.next = 1 + max((end - 1 for _, end in producer.committed), default=0)
-        return made
+        return producers
 
 
 @mutant(ALONE)
@@ -168,8 +168,8 @@ class TakesTwice(Producers):
         now: int = 0,
     ) -> bool:
         producer = self.numbered(number)
-        found = None if producer is None else producer.staged.get(sequence)
-        at = 0 if found is None else found.count
+        staged = None if producer is None else producer.staged.get(sequence)
+        at = 0 if staged is None else staged.count
         return super().staged(number, epoch, sequence, at, count, size, offset, now)
 
 
@@ -189,8 +189,10 @@ class TakesGaps(Producers):
         labels: range | None = None,
     ) -> Intent | None:
         producer = self.by_name[name]
-        told = {one: producer.staged[one].count if one in producer.staged else 0 for one in counts}
-        return super().commit(name, epoch, told, end, now, labels)
+        staged = {
+            key: producer.staged[key].count if key in producer.staged else 0 for key in counts
+        }
+        return super().commit(name, epoch, staged, end, now, labels)
 
     def found(
         self,

@@ -1,4 +1,4 @@
-"""Mutants of the labels and sessions of producers: one rule changed, which the exploration of a query must find."""
+"""Mutants of the labels and sessions of producers: each breaks one rule, and exploring a query must find it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MUTANTS: dict[str, tuple[Habits, Case]] = {
         ALONE,
     ),
 }
-"""By what is changed: what the driver does, and a case that shows it."""
+"""By description: the driver's habits, and a case that shows the mistake."""
 
 
 def mutant(case: Case) -> Callable[[Kind], Kind]:
@@ -46,16 +46,16 @@ def mutant(case: Case) -> Callable[[Kind], Kind]:
 
 
 def hunt(name: str) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: its name, how it was caught (empty: it was not), what it did."""
+    """Explore a mutant; return its name, how it was caught (empty if it was not), and the violation."""
     habits, case = MUTANTS[name]
-    found = explore(case, habits, limit=60_000, shortest=True)
-    if found.violation is None:
+    exploration = explore(case, habits, limit=60_000, shortest=True)
+    if exploration.violation is None:
         return name, "", ""
-    return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    return name, f"explorer, {len(exploration.story)} steps", str(exploration.violation)
 
 
 class _Forgetful(Producers):
-    """Something is not in the notes."""
+    """Overrides parts of the notes, as if they had not been written."""
 
     __slots__ = ()
     FORGOTTEN: Mapping[str, Any] = {}
@@ -264,7 +264,9 @@ class CommitsLosers(Producers):
         labels: range | None = None,
     ) -> Intent | None:
         producer = self.by_name[name]
-        every = {one: staged.count for one, staged in producer.staged.items()} | dict(counts)
+        every = {sequence: staged.count for sequence, staged in producer.staged.items()} | dict(
+            counts
+        )
         return super().commit(name, epoch, every, end, now, labels)
 
 

@@ -65,7 +65,7 @@ from railgun.client.checks import (
 from railgun.client.errors import DeadlineError, NoAnswerError, NoNodeError, StreamsError
 from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.producer import TRANSACTION_S, Producer, Transaction, begin
-from railgun.client.publisher import SOON, Acks, Publisher, level, tell
+from railgun.client.publisher import RETRY_PAUSES_S, Acks, Publisher, level, tell
 from railgun.client.subscription import TRACKED, Start, Subscription
 from railgun.errors import said
 from railgun.transport.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
@@ -275,7 +275,7 @@ class Client:
 
     async def _subscribe_again(self, subscription: Subscription) -> None:
         """Subscribe again until the node accepts; give up if the connection is lost, since the next one begins anew."""
-        here, channel, pauses = self._connection, subscription.channel, Pauses(*SOON)
+        here, channel, pauses = self._connection, subscription.channel, Pauses(*RETRY_PAUSES_S)
         self._renewing[channel] = False
         while self._connection is here and not subscription.over:
             try:
@@ -614,7 +614,8 @@ class Client:
             except StreamsError as error:
                 if error.code != "STOPPING" or self._closing:
                     raise
-            await asyncio.sleep(SOON[0])  # nothing was done: ask again, perhaps another node
+            # Nothing was done: ask again, perhaps another node.
+            await asyncio.sleep(RETRY_PAUSES_S[0])
 
     async def _ask_once(self, send: Callable[[int], object], deadline: float) -> Any:
         number = next(self._numbers)
@@ -948,7 +949,7 @@ class Client:
             self._subscriptions[subscription.channel] = subscription
             self.send(subscription.request(number), (), subscription.channel)
 
-        deadline, pauses = self._deadline(timeout), Pauses(*SOON)
+        deadline, pauses = self._deadline(timeout), Pauses(*RETRY_PAUSES_S)
         while True:
             try:
                 await self._ask(send, deadline - self.loop.time(), once=True)
@@ -985,7 +986,7 @@ class Client:
             raise BadValueError(
                 f"{call}: the arguments cannot be written as JSON: {said(error)}"
             ) from error
-        deadline, pauses = self._deadline(timeout), Pauses(*SOON)
+        deadline, pauses = self._deadline(timeout), Pauses(*RETRY_PAUSES_S)
         while True:
             try:
                 answer = await self.ask(

@@ -342,7 +342,7 @@ def test_a_put_that_is_too_large_does_not_count(
         async with node(tmp_path) as running:
             client = await running.client()
             await client.ensure(STREAM)
-            monkeypatch.setattr("railgun.client.publisher.MOST", 500_000)
+            monkeypatch.setattr("railgun.client.publisher.MAX_PUBLISH_BYTES", 500_000)
             async with client.transaction(STREAM) as transaction:
                 await transaction.put(b"a")
                 puts = [
