@@ -186,7 +186,7 @@ class Broker(Plain):
         return [*events, *self._asked()]
 
     def step(self, event: str) -> list[tuple[int, Any]]:
-        """Let `event` happen."""
+        """Let `event` happen, and check what follows from it."""
         what, _, how = event.partition(" ")
         try:
             if what.isdigit():

@@ -28,7 +28,7 @@ MUTANTS: dict[str, tuple[Habits, Case]] = {
     "A commit is answered before its unit is safe": (Habits(waits=False), ALONE),
     "A piece is answered before it is safe": (Habits(stages_first=False), ALONE),
     "An epoch begins before its note is safe": (Habits(waits_for_note=False), SUCCESSOR),
-    "What is staged is moved before its copy is safe": (Habits(moves_safely=False), MOVED),
+    "Staged messages are moved before their copy is safe": (Habits(moves_safely=False), MOVED),
     "The stream does not note which sequences it has given": (
         Habits(notes_stream=False),
         FORGOTTEN,
@@ -69,7 +69,7 @@ class NoFence(Producers):
 
 @mutant(SUCCESSOR)
 class DropsAll(Producers):
-    """A new epoch drops what it was told to keep."""
+    """A new epoch drops the sequences that it was to keep."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class DropsNothing(Producers):
 
 @mutant(BACK_AND_FORTH)
 class ForgetsDrops(Producers):
-    """What was dropped is staged again after a restart."""
+    """Dropped messages are staged again after a restart."""
 
     __slots__ = ()
 
@@ -124,7 +124,7 @@ class RepeatsSequences(Producers):
 
 @mutant(ALONE)
 class Uncommitted(Producers):
-    """What was committed is not remembered."""
+    """Committed sequences are not remembered."""
 
     __slots__ = ()
 
@@ -137,7 +137,7 @@ class Uncommitted(Producers):
 
 @mutant(ALONE)
 class ForgetsCommits(Producers):
-    """What was committed is not in the note."""
+    """Committed sequences are not in the note."""
 
     __slots__ = ()
 
@@ -152,7 +152,7 @@ class ForgetsCommits(Producers):
 
 @mutant(PIECES)
 class TakesTwice(Producers):
-    """A piece that is sent again is taken again."""
+    """A piece that is sent again is accepted again."""
 
     __slots__ = ()
 
@@ -175,7 +175,7 @@ class TakesTwice(Producers):
 
 @mutant(PIECES)
 class TakesGaps(Producers):
-    """A piece is taken that does not follow the one before it."""
+    """A piece is accepted that does not follow the piece before it."""
 
     __slots__ = ()
 
@@ -211,7 +211,7 @@ class TakesGaps(Producers):
 
 @mutant(BACK_AND_FORTH)
 class LosesInSilence(Producers):
-    """What is lost counts as committed."""
+    """Lost messages count as committed."""
 
     __slots__ = ()
 
@@ -242,7 +242,7 @@ class BeginsMeanwhile(Producers):
 
 @mutant(ALONE)
 class CountsCommitsAnew(Producers):
-    """Commits have the same number again."""
+    """Numbers of commits are used again."""
 
     __slots__ = ()
 
@@ -267,7 +267,7 @@ class BeginsAtOne(Producers):
 
 @mutant(DROPPED)
 class ForgetsFinished(Producers):
-    """What was dropped by its sequence is not in the note."""
+    """Sequences that were dropped by number are not in the note."""
 
     __slots__ = ()
 
@@ -282,7 +282,7 @@ class ForgetsFinished(Producers):
 
 @mutant(DROPPED)
 class TakesDropped(Producers):
-    """A sequence that was dropped takes more."""
+    """A sequence that was dropped accepts more messages."""
 
     __slots__ = ()
 
@@ -305,7 +305,7 @@ class TakesDropped(Producers):
 
 @mutant(MOVED)
 class CountsCopies(Producers):
-    """A copy counts beside what it is a copy of."""
+    """A copy counts in addition to its originals."""
 
     __slots__ = ()
 
@@ -325,7 +325,7 @@ class CountsCopies(Producers):
 
 @mutant(MOVED)
 class HoldsBack(Producers):
-    """What was moved is needed where it was."""
+    """The originals of moved messages count as needed."""
 
     __slots__ = ()
 

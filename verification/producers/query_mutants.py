@@ -124,7 +124,7 @@ class LabelsTooEarly(Producers):
 
 @mutant(ALONE)
 class AbandonedLabels(Producers):
-    """The label of a commit that never was counts as committed."""
+    """The label of an abandoned commit counts as committed."""
 
     __slots__ = ()
 
@@ -162,7 +162,7 @@ class BeginsAgain(Producers):
 
 @mutant(SUCCESSOR)
 class KeepsWhatWasStaged(Producers):
-    """A session keeps what was staged before."""
+    """A session keeps messages that were staged before."""
 
     __slots__ = ()
 
@@ -209,7 +209,7 @@ class BeginsMeanwhile(Producers):
 
 @mutant(REPEATED)
 class CommitsAgain(Producers):
-    """What is staged for a label that was committed is committed too."""
+    """Messages staged for a label that was committed are committed, too."""
 
     __slots__ = ()
 
@@ -219,7 +219,7 @@ class CommitsAgain(Producers):
 
 @mutant(REPEATED)
 class KeepsRepeated(Producers):
-    """What is staged once more for a label that was committed is not dropped."""
+    """Messages staged once more for a label that was committed are not dropped."""
 
     __slots__ = ()
 
@@ -229,7 +229,7 @@ class KeepsRepeated(Producers):
 
 @mutant(SPECULATIVE)
 class KeepsLosers(Producers):
-    """What another attempt has staged stays when the label is committed."""
+    """Messages of other attempts stay staged when the label is committed."""
 
     __slots__ = ()
 
@@ -239,7 +239,7 @@ class KeepsLosers(Producers):
 
 @mutant(SPECULATIVE)
 class TakesLosers(Producers):
-    """What another attempt stages is taken when the label is committed."""
+    """Messages of other attempts are accepted after the label is committed."""
 
     __slots__ = ()
 
@@ -250,7 +250,7 @@ class TakesLosers(Producers):
 
 @mutant(SPECULATIVE)
 class CommitsLosers(Producers):
-    """What all attempts have staged for a label is committed."""
+    """Messages of all attempts are committed for a label."""
 
     __slots__ = ()
 
@@ -272,7 +272,7 @@ class CommitsLosers(Producers):
 
 @mutant(EMPTY)
 class PassesInMemory(Producers):
-    """What was passed over is not in the note."""
+    """Labels that were passed over are not in the note."""
 
     __slots__ = ()
 

@@ -65,7 +65,7 @@ from railgun.client.checks import (
 from railgun.client.errors import DeadlineError, NoAnswerError, NoNodeError, StreamsError
 from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.producer import TRANSACTION_S, Producer, Transaction, begin
-from railgun.client.publisher import RETRY_PAUSES_S, Acks, Publisher, level, tell
+from railgun.client.publisher import RETRY_PAUSES_S, Acks, Publisher, acks_value, fail_future
 from railgun.client.subscription import TRACKED, Start, Subscription
 from railgun.errors import said
 from railgun.transport.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
@@ -341,7 +341,7 @@ class Client:
         self._publisher.cut_off(loss, written)
         answers, self._answers = self._answers, {}
         for future, _, frame in answers.values():
-            tell(future, loss if frame <= written else _NotSentError(loss))
+            fail_future(future, loss if frame <= written else _NotSentError(loss))
         for subscription in self._subscriptions.values():
             subscription.cut_off(loss)
 
@@ -426,7 +426,7 @@ class Client:
     def trouble(self) -> str:
         """Why requests are not answered now, as a text for people; empty: nothing is wrong."""
         if self.connected:
-            return self._publisher.trouble
+            return self._publisher.refusal_text
         return f"no node at {self._nodes}: {self._last_error or 'no answer'}"
 
     def send(self, command: Command, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
@@ -498,7 +498,11 @@ class Client:
 
     def _leave(self) -> None:
         """Close the connection to a node that the client is to leave, once nothing is under way to it."""
-        if self._connection is not None and not self._answers and not self._publisher.awaits:
+        if (
+            self._connection is not None
+            and not self._answers
+            and not self._publisher.awaits_answers
+        ):
             assert self._outbox is not None
             for subscription in self._subscriptions.values():
                 subscription.send_acks()
@@ -658,9 +662,9 @@ class Client:
         self._sweeping = self.loop.call_later(SWEEP_INTERVAL_S, self._sweep)
         late = [future for future, deadline, _ in self._answers.values() if deadline < now]
         for future in late:
-            tell(future, TimeoutError())
-        for future, error in self._publisher.late(now):
-            tell(future, error)
+            fail_future(future, TimeoutError())
+        for future, error in self._publisher.overdue(now):
+            fail_future(future, error)
 
     # ------------------------------------------------------------ publishing
 
@@ -685,7 +689,11 @@ class Client:
         """
         check_text("stream", stream)
         check_text("topic", topic)
-        data, deadline, safety = as_bytes("payload", payload), self._deadline(timeout), level(acks)
+        data, deadline, safety = (
+            as_bytes("payload", payload),
+            self._deadline(timeout),
+            acks_value(acks),
+        )
         if id is None and headers is None:
             future = self._publisher.put_one(stream, topic, data, deadline, safety)
         else:
@@ -715,9 +723,9 @@ class Client:
         second time none. `atomic`: all become visible together or none, however many there are, and they are stored
         exactly once whatever fails meanwhile.
         """
-        safety = level(acks)
+        safety = acks_value(acks)
         if atomic:
-            if safety != level("quorum"):
+            if safety != acks_value("quorum"):
                 raise StreamsError(
                     "BAD_REQUEST",
                     "an atomic publish always waits for a quorum: leave acks out",

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.client.checks import BadValueError, as_bytes, check_list, check_seconds, check_text
 from railgun.client.errors import DeadlineError, StreamsError
-from railgun.client.publisher import check_size, tell
+from railgun.client.publisher import check_size, fail_future
 from railgun.errors import shortened
 from railgun.transport.proto import streams_pb2 as p
 
@@ -158,7 +158,7 @@ class Stage:
         """Accept no more messages, and do not send those that were not sent: the sequence is dropped."""
         self.dropped = True
         for sent in list(self._sent):
-            tell(sent, self._over())
+            fail_future(sent, self._over())
 
     def _is_open(self) -> bool:
         return not self.dropped
@@ -184,7 +184,9 @@ class Stage:
                 await sent
                 return
             except StreamsError as error:
-                earlier = next((refusal for end, refusal in self._refused.values() if end <= at), None)
+                earlier = next(
+                    (refusal for end, refusal in self._refused.values() if end <= at), None
+                )
                 if error.code != "STAGE_GAP" or earlier is not None or loop.time() > deadline:
                     self._take_back(at, len(payloads), error)
                     if error.code != "STAGE_GAP" or earlier is None:
@@ -242,7 +244,7 @@ class Producer:
         label: int | None = None,
         label_since: int | None = None,
     ) -> int:
-        """Make staged messages part of the stream, all together; return how many joined the stream now.
+        """Make staged messages part of the stream, all together; return how many messages this call added.
 
         `stages`: the stages in the order of the commit; or sequences, each with its number of messages. `label`: a
         number for this commit; if it was committed before, nothing is done, and these stages are dropped.

@@ -43,21 +43,21 @@ MAX_PUBLISH_MESSAGES: Final = 20_000  # this many fit, however long their IDs
 MESSAGE_OVERHEAD_BYTES: Final = 12  # bytes of a batch for each message, besides payload and ID
 RETRY_PAUSES_S: Final = (0.05, 0.5)  # pause after a refusal without a master: the first and longest
 Acks = Literal["quorum", "master", "all", "none"]
-_LEVELS: Final[dict[str, p.Acks]] = {
+_ACKS_VALUES: Final[dict[str, p.Acks]] = {
     "quorum": p.QUORUM, "master": p.MASTER, "all": p.ALL, "none": p.NONE,
 }  # fmt: skip
 
 
-def level(acks: str) -> p.Acks:
+def acks_value(acks: str) -> p.Acks:
     """Return the wire value of an `acks` setting: when a node answers a publish.
 
-    >>> level("quorum"), level("all")
+    >>> acks_value("quorum"), acks_value("all")
     (0, 2)
-    >>> level("some")
+    >>> acks_value("some")
     Traceback (most recent call last):
     railgun.client.errors.StreamsError: acks is quorum, master, all or none, not 'some' (BAD_REQUEST)
     """
-    value = _LEVELS.get(acks) if isinstance(acks, str) else None
+    value = _ACKS_VALUES.get(acks) if isinstance(acks, str) else None
     if value is None:
         raise StreamsError("BAD_REQUEST", f"acks is quorum, master, all or none, not {acks!r}")
     return value
@@ -114,11 +114,11 @@ class Batch:
         if deadline < self.deadline:
             self.deadline = deadline
 
-    def fine(self, code: str) -> bool:
+    def is_stored(self, code: str) -> bool:
         """Return whether a message that was not stored now is in the stream nevertheless, and that is no error."""
         return code == "OK" or (self.again and code == "DUPLICATE_ID")
 
-    def takes(self, safe: bool, size: int, acks: p.Acks) -> bool:
+    def can_add(self, safe: bool, size: int, acks: p.Acks) -> bool:
         """Return whether messages may be added.
 
         Messages with and without IDs are never mixed, as only the former can be sent again; nor are settings of `acks`.
@@ -131,7 +131,7 @@ class Batch:
         alone = self.together or self.staging is not None
         return fits and not alone and self.safe == (safe and acks != p.NONE)
 
-    def apart(self) -> Iterable[Batch]:
+    def split(self) -> Iterable[Batch]:
         """Yield the messages of each future as a batch of its own."""
         at = 0
         for future, count, deadline in self.futures:
@@ -144,7 +144,7 @@ class Batch:
             yield batch
 
     @property
-    def forsaken(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether no task waits any more, and the batch need not be sent."""
         if self.wanted is not None and self.wanted():
             return False
@@ -153,9 +153,9 @@ class Batch:
     def fail(self, error: Exception) -> None:
         """Fail all futures with `error`."""
         for future, _, _ in self.futures:
-            tell(future, error)
+            fail_future(future, error)
 
-    def late(self, now: float) -> list[asyncio.Future[Any]]:
+    def overdue(self, now: float) -> list[asyncio.Future[Any]]:
         """Return the futures whose deadline has passed, and find the next deadline."""
         if self.deadline > now:
             return []
@@ -166,7 +166,7 @@ class Batch:
         return [future for future, _, deadline in self.futures if deadline < now]
 
 
-class _Held:
+class _Refused:
     """The refused publishes of a stream without a master, by their numbers."""
 
     __slots__ = ("numbers", "pauses", "timer", "why")
@@ -187,7 +187,7 @@ class Publisher:
         self._waiting: dict[tuple[str, str], deque[Batch]] = {}  # all but the last are full
         self._under_way: dict[int, Batch] = {}
         self._counts: dict[str, int] = {}  # publishes under way, by stream
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Refused] = {}
 
     # ------------------------------------------------------------ the connection
 
@@ -196,7 +196,7 @@ class Publisher:
         for number, batch in list(self._under_way.items()):
             if batch.refusal is None and not batch.unsent:
                 batch.again = True
-            elif batch.forsaken:
+            elif batch.is_abandoned:
                 self._done(number)
                 continue
             batch.refusal = None
@@ -211,7 +211,7 @@ class Publisher:
     def go_on(self) -> None:
         """Send what waits, as the connection is known to be alive again."""
         for stream in list(self._held):
-            self._look_after(stream)
+            self._schedule_retry(stream)
         for key in list(self._waiting):
             self._try_send(key)
 
@@ -225,9 +225,9 @@ class Publisher:
             batch.unsent |= batch.refusal is None and batch.frame > written and batch.acks != p.NONE
             batch.frame = 0
             if self._client.closing or not (batch.refusal or batch.unsent):
-                self._failed(number, error)
+                self._fail_unless_safe(number, error)
 
-    def _failed(self, number: int, error: StreamsError) -> None:
+    def _fail_unless_safe(self, number: int, error: StreamsError) -> None:
         """Fail a publish whose outcome is an error or unknown, unless it can be sent again safely."""
         if self._client.closing or not self._under_way[number].safe:
             self._done(number).fail(error)
@@ -250,21 +250,21 @@ class Publisher:
         return [future for future in waiting if not future.done()]
 
     @property
-    def awaits(self) -> bool:
-        """Whether a publish that was sent is not answered."""
+    def awaits_answers(self) -> bool:
+        """Whether publishes that were sent are not answered yet."""
         return any(batch.refusal is None for batch in self._under_way.values())
 
     @property
-    def trouble(self) -> str:
-        """Why publishes that were sent are not stored yet, as far as a node has said; empty: no node has."""
+    def refusal_text(self) -> str:
+        """Why publishes that were sent are not stored yet, as a node reported it; empty if no node has."""
         return next((held.why for held in self._held.values() if held.why), "")
 
-    def late(self, now: float) -> list[tuple[asyncio.Future[Any], Exception]]:
+    def overdue(self, now: float) -> list[tuple[asyncio.Future[Any], Exception]]:
         """Return the futures whose deadline has passed, each with its error: the refusal, if nothing was stored."""
         return [
             (future, TimeoutError() if batch.again else batch.refusal or TimeoutError())
             for batch in self._batches()
-            for future in batch.late(now)
+            for future in batch.overdue(now)
         ]
 
     # ------------------------------------------------------------ sending
@@ -294,10 +294,10 @@ class Publisher:
         self, stream: str, topic: str, payload: bytes, deadline: float, acks: p.Acks = p.QUORUM
     ) -> asyncio.Future[Any]:
         """Publish one message without an ID or headers. This is the shortest way, as most messages are such."""
-        line = self._waiting.get((stream, topic))
+        queue = self._waiting.get((stream, topic))
         size = len(payload) + MESSAGE_OVERHEAD_BYTES
-        batch = line[-1] if line else None
-        if batch is None or batch.ids or batch.headers or not batch.takes(False, size, acks):
+        batch = queue[-1] if queue else None
+        if batch is None or batch.ids or batch.headers or not batch.can_add(False, size, acks):
             return self.put(stream, topic, [payload], None, None, deadline, acks)
         batch.payloads.append(payload)
         batch.size += size
@@ -320,11 +320,11 @@ class Publisher:
         """Publish messages of one task; the future returns their offsets."""
         key = (stream, topic)
         size = _size(payloads, ids, headers)
-        line = self._line(key)
+        queue = self._queue(key)
         safe = ids is not None and all(ids)
-        if not line or not line[-1].takes(safe, size, acks):
-            line.append(Batch(stream, topic, safe, acks))
-        batch = line[-1]
+        if not queue or not queue[-1].can_add(safe, size, acks):
+            queue.append(Batch(stream, topic, safe, acks))
+        batch = queue[-1]
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.add(payloads, ids, headers, size)
         batch.wait(future, len(payloads), deadline)
@@ -345,10 +345,10 @@ class Publisher:
         batch = Batch(stream, "", True, acks)
         batch.together = True
         batch.add(payloads, ids, None, _size(payloads, ids, None))
-        line = self._line((stream, ""))
+        queue = self._queue((stream, ""))
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.wait(future, len(payloads), deadline)
-        line.append(batch)
+        queue.append(batch)
         return future
 
     def put_staged(
@@ -370,34 +370,34 @@ class Publisher:
         batch.add(payloads, None, None, _size(payloads, None, None))
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.wait(future, len(payloads), deadline)
-        self._line((stream, "")).append(batch)
+        self._queue((stream, "")).append(batch)
         self._try_send((stream, ""))
         return future
 
-    def _line(self, key: tuple[str, str]) -> deque[Batch]:
+    def _queue(self, key: tuple[str, str]) -> deque[Batch]:
         """Return the batches that wait to be sent to a stream, and schedule their sending if there were none."""
         if self._client.closing:
             raise StreamsError("CLOSED", "the client is closed")
-        line = self._waiting.get(key)
-        if line is None:
-            line = self._waiting[key] = deque()
+        queue = self._waiting.get(key)
+        if queue is None:
+            queue = self._waiting[key] = deque()
             self._client.loop.call_soon(self._try_send, key)
-        return line
+        return queue
 
     def _try_send(self, key: tuple[str, str]) -> None:
         """Send the batches that wait, unless enough publishes are under way and the next batch is small."""
-        line = self._waiting.get(key)
-        while line and self._client.may_send():
+        queue = self._waiting.get(key)
+        while queue and self._client.may_send():
             held = self._held.get(key[0])
             if held is not None and held.numbers:
                 return
             under_way = self._counts.get(key[0], 0)
-            if under_way >= MAX_UNDER_WAY or (under_way > 1 and line[0].size < FULL_BATCH_BYTES):
+            if under_way >= MAX_UNDER_WAY or (under_way > 1 and queue[0].size < FULL_BATCH_BYTES):
                 return
-            batch = line.popleft()
-            if not line:
+            batch = queue.popleft()
+            if not queue:
                 del self._waiting[key]
-            if batch.forsaken:
+            if batch.is_abandoned:
                 continue
             number = next(self._numbers)
             self._under_way[number] = batch
@@ -413,8 +413,8 @@ class Publisher:
                 if len(batch.futures) == 1:
                     batch.fail(error)
                     continue
-                line.extendleft(reversed(list(batch.apart())))  # one is invalid: find it
-                self._waiting[key] = line
+                queue.extendleft(reversed(list(batch.split())))  # one is invalid: find it
+                self._waiting[key] = queue
 
     def _send_batch(self, number: int, batch: Batch) -> None:
         blobs = [build(batch.payloads, batch.ids or None, batch.headers or None)]
@@ -442,32 +442,32 @@ class Publisher:
             error = StreamsError(answer.code, answer.text, answer.no_quorum)
             batch = self._under_way[answer.request]
             if answer.code == "CLOSED":
-                self._failed(answer.request, error)
+                self._fail_unless_safe(answer.request, error)
             elif batch.acks != p.NONE and self._client.tries_again(error, idempotent=batch.safe):
-                self._masterless(answer.request, error)
+                self._hold(answer.request, error)
             else:
                 self._done(answer.request).fail(error)
         return True
 
-    def _masterless(self, number: int, error: StreamsError) -> None:
+    def _hold(self, number: int, error: StreamsError) -> None:
         """Keep a publish that was refused because the stream has no master, to send it again."""
         batch = self._under_way[number]
         batch.again |= not error.nothing_done
         batch.refusal = error
-        held = self._held.setdefault(batch.stream, _Held())
+        held = self._held.setdefault(batch.stream, _Refused())
         held.why = str(error)
         held.numbers.add(number)
-        self._look_after(batch.stream)
+        self._schedule_retry(batch.stream)
 
-    def _look_after(self, stream: str) -> None:
+    def _schedule_retry(self, stream: str) -> None:
         """Schedule the refused publishes of a stream to be sent again, if all that were under way are refused."""
         held = self._held.get(stream)
         if held is None or not held.numbers or held.timer is not None:
             return
         if len(held.numbers) >= self._counts[stream]:
-            held.timer = self._client.loop.call_later(held.pauses.next(), self._send_again, stream)
+            held.timer = self._client.loop.call_later(held.pauses.next(), self._retry, stream)
 
-    def _send_again(self, stream: str) -> None:
+    def _retry(self, stream: str) -> None:
         held = self._held[stream]
         held.timer = None
         if not self._client.may_send():
@@ -475,7 +475,7 @@ class Publisher:
         numbers, held.numbers = sorted(held.numbers), set()
         for number in numbers:
             batch = self._under_way[number]
-            if batch.forsaken:
+            if batch.is_abandoned:
                 self._done(number)
                 continue
             batch.refusal = None
@@ -486,7 +486,7 @@ class Publisher:
         self._counts[batch.stream] -= 1
         if batch.stream in self._held:
             self._held[batch.stream].numbers.discard(number)
-            self._look_after(batch.stream)
+            self._schedule_retry(batch.stream)
         for key in [key for key in self._waiting if key[0] == batch.stream]:
             self._client.loop.call_soon(self._try_send, key)
         return batch
@@ -514,7 +514,7 @@ class Publisher:
             errors = [
                 refused[n]
                 for n in range(at, at + size)
-                if n in refused and not batch.fine(refused[n].code)
+                if n in refused and not batch.is_stored(refused[n].code)
             ] if refused else []  # fmt: skip
             if future.done():
                 pass
@@ -552,7 +552,7 @@ def _check_bytes(size: int) -> None:
         )
 
 
-def tell(future: asyncio.Future[Any], error: Exception) -> None:
+def fail_future(future: asyncio.Future[Any], error: Exception) -> None:
     """Fail a future with `error`, unless it is done."""
     if not future.done():
         future.set_exception(error)

@@ -63,7 +63,7 @@ _ENCODE: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 class _SinkClient(RetryingClient):
-    """The calls of a source or sink to its node, with those that commit the output of snapshots."""
+    """The calls of a sink to its node, with those that commit the output of snapshots."""
 
     def check_identity(self, tokens: Sequence[Token]) -> None:
         """Raise `LostOutputError` if a stream that output was staged for was deleted and created anew since.

@@ -103,7 +103,7 @@ class Producing:
             Callable[[RailgunError | None], None]
         ] = []  # pieces that came during the load
         self._life = 0  # changes whenever the state that was read becomes void
-        self._since: int | None = None  # first offset of units that no note on disk may mention
+        self._since: int | None = None  # from here on, notes on disk may lack commits
         self._left = 0  # bytes that are not needed, and could not be purged
         self._purging: asyncio.Task[None] | None = None
         self._held: dict[object, int] = {}  # offsets to keep until notes that drop them are safe
@@ -174,7 +174,7 @@ class Producing:
         if stream.groups_damaged and stream.copies is None:
             raise NotesDamagedError(
                 f"the states of groups of {stream.name!r} were damaged, and with them the notes of what producers have "
-                "committed: the stream cannot be written exactly once any more. Make another stream"
+                "committed: the stream cannot be written exactly once any more. Create another stream"
             )
         staging = await self._find_staging(stream)
         staging.check_master()

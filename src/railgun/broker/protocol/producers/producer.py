@@ -124,7 +124,7 @@ class Producer:
     lifetime: int = 0
     """Forget the producer after it was idle for this long (µs); 0: never."""
     first: int = 1
-    """The first sequence of this producer: earlier ones went to forgotten producers of the same name."""
+    """The first sequence of this producer: lower ones were given to forgotten producers of its name."""
     next: int = 1
     """The sequence to give next."""
     reserved: int = 1
