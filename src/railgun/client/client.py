@@ -689,11 +689,8 @@ class Client:
         """
         check_text("stream", stream)
         check_text("topic", topic)
-        data, deadline, safety = (
-            as_bytes("payload", payload),
-            self._deadline(timeout),
-            acks_value(acks),
-        )
+        data, deadline = as_bytes("payload", payload), self._deadline(timeout)
+        safety = acks_value(acks)
         if id is None and headers is None:
             future = self._publisher.put_one(stream, topic, data, deadline, safety)
         else:

@@ -245,7 +245,7 @@ class Producing:
         lifetime: int = 0,
         session: str | None = None,
     ) -> dict[str, Any]:
-        """Begin an epoch of a producer, by its number or for a session; return its state and what it has staged."""
+        """Begin an epoch of a producer, by number or for a session; return its state and what it has staged."""
         async with _turn(self._turns, name):
             producers = await self._ready()
             before = producers.by_name.get(name)
@@ -268,7 +268,7 @@ class Producing:
         }
 
     async def open(self, name: str, epoch: int, label: int | None = None) -> int:
-        """Return a new sequence of a producer; `label`: the label it will be committed under."""
+        """Return a new sequence of a producer; `label`: the label to commit the sequence under."""
         producers, life = await self._ready(), self._life
         sequence, has_to_note = producers.open(name, epoch, self._stream.now(), label)
         if has_to_note:
@@ -476,7 +476,7 @@ class Producing:
                 await self._staging.purge(needed_from)
 
     def _is_bloated(self) -> bool:
-        """Return whether more is unneeded and cannot be purged than `PURGE_BYTES`, and than is needed."""
+        """Return whether the unneeded bytes that cannot be purged exceed both `PURGE_BYTES` and the needed bytes."""
         producers = self._producers
         if producers is None:
             return False
