@@ -1,12 +1,12 @@
-"""Chaos: a storm of failures over a running flow, after which its committed output must be that of a calm one.
+"""Chaos: a storm of failures over a running flow, after which its committed output must equal that of a calm run.
 
 The flow has two stages with state and two sinks: numbered records are counted by key (keys are forgotten now and then,
 so a deleted key that came back would be seen), and then summed by group in windows of event time (so would a timer that
-fires twice or never). What comes out follows from the records alone, whoever computes it when.
+fires twice or never). The output follows from the records alone, whatever computes it when.
 
-A storm is drawn from a seed. Workers are killed, or frozen, for longer than is borne or not; the flow is rescaled and
-saved at any moment; and the program that runs it, a process of its own, is killed, and started again with another
-number of workers. Then the flow is left to come to its end.
+A storm is drawn from a seed. Workers are killed, or frozen, for longer than the timeout or shorter; the flow is
+rescaled and saved at any moment; and the program that runs it, a process of its own, is killed, and started again with
+another number of workers. Then the flow is left to come to its end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WINDOW: Final = 1_000_000  # µs
 START: Final = 1_700_000_000_000_000
 HANG_AFTER: Final = 2.0
 EVERY: Final = 1.0
-PATIENCE: Final = 180.0  # seconds for what must happen
+WAIT_TIMEOUT_S: Final = 180.0  # seconds to wait for an event that must come
 ACTIONS: Final = {"kill": 6, "freeze": 4, "rescale": 5, "snapshot": 4, "driver kill": 1}
 PROGRAM: Final = "from verification.chaos import drive; drive()"
 
@@ -60,55 +60,55 @@ Record = tuple[int, int, int]  # key, number within the key, index
 
 
 class ChaosError(RailgunError):
-    """The flow did not live through it."""
+    """Raised when the flow does not come to its end."""
 
 
 # ---------------------------------------------------------------- the flow
 
 
 def record(index: int, chance: Random) -> Record:
-    """Each part has keys of its own, so a key's records are in order."""
+    """Return the record of an index. Each part has keys of its own, so a key's records are in order."""
     part, turn = index % PARTS, index // PARTS
     return part * KEYS + turn % KEYS, turn // KEYS, index
 
 
 def when(item: Record) -> int:
-    """The time of a record."""
+    """Return the time of a record."""
     return START + item[2] * STEP
 
 
 def by_key(item: Record) -> int:
-    """The first key."""
+    """Return the key of the first stage."""
     return item[0]
 
 
 def by_group(line: list[int]) -> int:
-    """The second."""
+    """Return the key of the second stage."""
     return line[0] % GROUPS
 
 
 def tally(seen: int, item: Record) -> tuple[Any, list[int]]:
-    """Count a key's records, and forget it every few of them."""
+    """Count a key's records, and forget the key every few of them."""
     seen += 1
     return FORGET if seen == LIVES else seen, [*item, seen]
 
 
 class Windows(Stateful[int, list[int], dict[int, list[int]], list[int]]):
-    """How many lines there were in each window of time, and what they come to."""
+    """The number of lines in each window of time, and their sums."""
 
     def initial(self) -> dict[int, list[int]]:
-        """No window is open."""
+        """Return the state of a new group: no open window."""
         return {}
 
     def on_item(self, item: list[int], context: Context[int, dict[int, list[int]]]) -> None:
-        """Add it to its window."""
+        """Add a line to its window."""
         end = context.time // WINDOW * WINDOW + WINDOW
         sums = context.state.setdefault(end, [0, 0, 0])
         sums[:] = sums[0] + 1, sums[1] + item[2], sums[2] + item[3]
         context.set_timer(end)
 
     def on_timer(self, context: Context[int, dict[int, list[int]]]) -> Iterable[list[int]]:
-        """A window is over; a group that has none open is forgotten."""
+        """Emit a closed window; a group without open windows is forgotten."""
         sums = context.state.pop(context.time)
         line = [context.key, (context.time - START) // WINDOW, *sums]
         if not context.state:
@@ -117,20 +117,20 @@ class Windows(Stateful[int, list[int], dict[int, list[int]], list[int]]):
 
 
 def flow(out: Path, count: int, rate: float | None) -> Flow:
-    """Count by key, sum by group and window; both are written."""
-    made = Flow(NAME)
+    """Return the flow: count by key, sum by group and window; both are written."""
+    flow_ = Flow(NAME)
     source = Generate(record, rate=rate, count=count, partitions=PARTS)
-    # A part is never idle, however long its worker is frozen: else records would be late, and what comes out another.
-    records = made.source(source, name="records", time=when, idle_after=100_000.0)
+    # A part is never idle, however long its worker is frozen: otherwise records would be late and change the output.
+    records = flow_.source(source, name="records", time=when, idle_after=100_000.0)
     counted = records.key_by(by_key, name="keys").stateful_map(tally, initial=int, name="tally")
     counted.sink(Files(out / "tallies"), name="tallies")
     summed = counted.key_by(by_group, name="groups").stateful(Windows(), name="windows")
     summed.sink(Files(out / "windows"), name="sums")
-    return made
+    return flow_
 
 
 def lines(out: Path) -> dict[str, list[bytes]]:
-    """What can be seen of the output, sorted."""
+    """Return the visible output, sorted."""
     return {
         name: sorted(
             line
@@ -146,37 +146,37 @@ def lines(out: Path) -> dict[str, list[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """How long, how much, on what."""
+    """The length and intensity of a storm, and its directories."""
 
     directory: str
     seconds: float
     seed: int = 1
     rate: float = 2_000.0
     most_workers: int = 4
-    pause: float = 1.0  # seconds between two blows, on average
+    pause: float = 1.0  # mean seconds between two blows
     spark: bool = False
 
     @property
     def count(self) -> int:
-        """How many records there are: the last is due when the storm is over."""
+        """Return the number of records: the last one is due when the storm is over."""
         return int(self.rate * self.seconds)
 
     @property
     def out(self) -> Path:
-        """Where the output is."""
+        """Return the directory of the output."""
         return Path(self.directory) / "out"
 
     @property
     def snapshots(self) -> str:
-        """Where snapshots are."""
+        """Return the directory of the snapshots."""
         return str(Path(self.directory) / "snapshots")
 
 
 def drive() -> None:
-    """Run the flow of a storm, as the first line of stdin says, obey those that follow, and tell on stdout."""
-    told = json.loads(sys.stdin.readline())
-    workers = told.pop("workers")
-    storm = Storm(**told)
+    """Run the flow of a storm: settings on the first line of stdin, then orders; events go to stdout."""
+    orders = json.loads(sys.stdin.readline())
+    workers = orders.pop("workers")
+    storm = Storm(**orders)
     launcher: Launcher | None = None if storm.spark else SubprocessLauncher()
     settings = Settings(
         hang_after=HANG_AFTER if not storm.spark else 2 * HANG_AFTER,
@@ -214,7 +214,7 @@ def _say(**what: Any) -> None:
 def _obey(job: Job) -> None:
     for line in sys.stdin:
         order, _, what = line.strip().partition(" ")
-        with contextlib.suppress(RailgunError):  # it may be over, or not have begun
+        with contextlib.suppress(RailgunError):  # the flow may have ended, or not have begun
             if order == "scale":
                 job.scale(int(what))
             elif order == "snapshot":
@@ -229,7 +229,7 @@ class _Driver:
     def __init__(self, storm: Storm, workers: int) -> None:
         self.state, self.cause, self._said = "starting", "", ""
         self.pids: list[int] = []
-        self.heard: list[tuple[float, str, str]] = []  # when, kind, text
+        self.heard: list[tuple[float, str, str]] = []  # time, kind, text
         self.errors = tempfile.TemporaryFile()  # as long as this is there  # noqa: SIM115  # as long as this is there
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
@@ -243,7 +243,7 @@ class _Driver:
         self._thread.start()
 
     def order(self, line: str) -> None:
-        """Tell it something, if it hears."""
+        """Send an order to the program, if it still reads."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(line + "\n")
@@ -253,34 +253,38 @@ class _Driver:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             try:
-                told = json.loads(line)
+                message = json.loads(line)
             except ValueError:
-                continue  # cut off in the middle; or not ours
-            if "event" in told:
-                self.heard.append((told["at"], told["event"], told["text"]))
+                continue  # cut off in the middle, or not from the program
+            if "event" in message:
+                self.heard.append((message["at"], message["event"], message["text"]))
             else:
-                self.state, self.pids, self.cause = told["state"], told["pids"], told["cause"]
+                self.state, self.pids, self.cause = (
+                    message["state"],
+                    message["pids"],
+                    message["cause"],
+                )
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the program."""
         self.process.kill()
         self.process.wait()
 
     def end(self) -> None:
-        """Kill it, and hear what it said; its workers, which have its stdout, must be able to end."""
+        """Kill the program, and read its output; its workers, which have its stdout, must be able to end."""
         self.kill()
-        self._thread.join(PATIENCE)
+        self._thread.join(WAIT_TIMEOUT_S)
         if self._thread.is_alive():
             raise ChaosError("workers do not end without their program")
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
-        self.said()
+        self.stderr_end()
         self.errors.close()
 
-    def said(self) -> str:
-        """What it wrote to stderr, the end of it."""
+    def stderr_end(self) -> str:
+        """Return the end of its stderr."""
         if not self.errors.closed:
             self.errors.seek(0)
             self._said = self.errors.read().decode(errors="replace")[-2_000:]
@@ -292,28 +296,28 @@ class _Driver:
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened, and what came of it."""
+    """The events of a storm and their results."""
 
     blows: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     recoveries: list[float] = field(default_factory=list)
     """Seconds from the moment that a failure was noticed until the flow ran again."""
     returns: list[float] = field(default_factory=list)
-    """Seconds from the moment that the program was killed until the flow ran again."""
+    """Seconds from the kill of the program until the flow ran again."""
     partings: list[float] = field(default_factory=list)
-    """Seconds from then until none of its workers was left."""
+    """Seconds from the kill of the program until none of its workers was left."""
     lines: int = 0
     lost: int = 0
     extra: int = 0
     same: bool = False
     staged: int = 0
-    """Files that were prepared and never seen."""
+    """Files that were prepared and never published."""
     finished: bool = False
     causes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def check(self, report: Report) -> None:
-        """Say so in a report."""
+        """Add the results to a report."""
         for kind in ACTIONS:
             report.check(kind, self.blows[kind], "times")
         report.check("starts again", self.events["restarting"], "times")
@@ -338,29 +342,29 @@ class Outcome:
 
 
 def calm(storm: Storm) -> dict[str, list[bytes]]:
-    """What comes out if nothing happens."""
+    """Return the output of a run without failures."""
     out = Path(storm.directory) / "calm"
     with run(flow(out, storm.count, None), 2, launcher=SubprocessLauncher(), http=False) as job:
-        if not job.wait(PATIENCE):
+        if not job.wait(WAIT_TIMEOUT_S):
             raise ChaosError("even without a storm the flow did not end")
     return lines(out)
 
 
 def storm_over(storm: Storm, say: Callable[[str], object] = lambda text: None) -> Outcome:
-    """Let it happen; raises `ChaosError` if the flow does not come to its end."""
+    """Perform a storm; raises `ChaosError` if the flow does not come to its end."""
     outcome = Outcome()
     wanted = calm(storm)
     say("calm run done")
     began = time.monotonic()
     _Weather(storm, outcome, say).blow()
     outcome.seconds = time.monotonic() - began
-    found = lines(storm.out)
+    output = lines(storm.out)
     for name, whole in wanted.items():
-        one, other = Counter(whole), Counter(found[name])
-        outcome.lines += len(found[name])
-        outcome.lost += (one - other).total()
-        outcome.extra += (other - one).total()
-    outcome.same = found == wanted
+        expected_lines, output_lines = Counter(whole), Counter(output[name])
+        outcome.lines += len(output[name])
+        outcome.lost += (expected_lines - output_lines).total()
+        outcome.extra += (output_lines - expected_lines).total()
+    outcome.same = output == wanted
     outcome.staged = sum(path.is_file() for path in storm.out.rglob(".staged/**/*"))
     last = SnapshotStore(storm.snapshots, NAME).latest()
     outcome.finished = last is not None and last.finished
@@ -376,7 +380,7 @@ class _Weather:
         self.say = say
         self.chance = Random(storm.seed)
         self.frozen: queue.PriorityQueue[tuple[float, int]] = queue.PriorityQueue()
-        self.known: set[int] = set()  # workers there ever were
+        self.seen_workers: set[int] = set()  # all workers so far
         self.driver = _Driver(storm, self._size())
         self.killed_at: float | None = None
 
@@ -384,7 +388,7 @@ class _Weather:
         return self.chance.randint(1, self.storm.most_workers)
 
     def blow(self) -> None:
-        """From the first blow to the end of the flow."""
+        """Run from the first blow to the end of the flow."""
         try:
             self._await(self._runs, "it runs")
             end = time.monotonic() + self.storm.seconds
@@ -396,7 +400,9 @@ class _Weather:
             self.say("the storm is over")
             self._await(lambda: self.driver.process.poll() is not None, "it ends")
             if self.driver.state != "finished":
-                raise ChaosError(f"the flow has failed: {self.driver.cause}\n{self.driver.said()}")
+                raise ChaosError(
+                    f"the flow has failed: {self.driver.cause}\n{self.driver.stderr_end()}"
+                )
         finally:
             self.driver.kill()
             self._thaw(everything=True)
@@ -406,7 +412,7 @@ class _Weather:
 
     def _do(self, action: str) -> None:
         victims = [pid for pid in self.driver.pids if _is_alive(pid)]
-        self.known.update(victims)
+        self.seen_workers.update(victims)
         if action in ("kill", "freeze"):
             if not victims:
                 return
@@ -430,19 +436,19 @@ class _Weather:
     def _kill_driver(self) -> None:
         killed, at = time.monotonic(), time.time()
         self.driver.kill()
-        self._thaw(everything=True)  # who is frozen cannot end
+        self._thaw(everything=True)  # a frozen process cannot end
         self.driver.end()
-        self.known.update(self.driver.pids)
+        self.seen_workers.update(self.driver.pids)
         self._account()
         self._await(self._all_gone, "workers end without their program")
         self.outcome.partings.append(time.monotonic() - killed)
         self.driver = _Driver(self.storm, self._size())
         self.killed_at = at
-        if self.chance.random() < 0.7:  # else the storm goes on while it starts
+        if self.chance.random() < 0.7:  # otherwise the storm continues during the start
             self._await(self._runs, "it runs again")
 
     def _account(self) -> None:
-        """Count what a driver told."""
+        """Count the events that a driver reported."""
         outcome, since = self.outcome, None
         back, self.killed_at = self.killed_at, None
         for at, kind, text in self.driver.heard:
@@ -461,7 +467,7 @@ class _Weather:
         return self.driver.state in ("running", "rescaling", "finished")
 
     def _all_gone(self) -> bool:
-        return not any(map(_is_alive, self.known))
+        return not any(map(_is_alive, self.seen_workers))
 
     def _rest(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -470,21 +476,21 @@ class _Weather:
             time.sleep(min(left, 0.02))
 
     def _look(self) -> None:
-        self.known.update(self.driver.pids)
+        self.seen_workers.update(self.driver.pids)
         self._thaw()
         code = self.driver.process.poll()
         if code is not None and self.driver.state != "finished":
             raise ChaosError(
-                f"the program has ended ({code}): {self.driver.cause}\n{self.driver.said()}"
+                f"the program has ended ({code}): {self.driver.cause}\n{self.driver.stderr_end()}"
             )
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + WAIT_TIMEOUT_S
         while not condition():
             if time.monotonic() > end:
-                raise ChaosError(f"waited in vain until {what}; {self.driver.said()}")
+                raise ChaosError(f"waited in vain until {what}; {self.driver.stderr_end()}")
             self._thaw()
-            self.known.update(self.driver.pids)
+            self.seen_workers.update(self.driver.pids)
             time.sleep(0.02)
 
     def _thaw(self, everything: bool = False) -> None:

@@ -1,11 +1,11 @@
-"""Servers that tests and benchmarks run beside us: those of the machine, or else of Debian, and nobody has to be root.
+"""Find servers that tests and benchmarks run beside Railgun: on the PATH, or fetched from Debian without root.
 
 Rules:
 
-1. What is on the PATH is used. Otherwise packages are fetched once, and laid out in a directory of their own: nothing
+1. A program on the PATH is used. Otherwise packages are fetched once, and unpacked in a directory of their own: nothing
    is installed, and nothing of the machine changes.
-2. apt checks their signatures. If it has no list of packages, as on a new machine, it gets one for this time only.
-3. If there is no way there is an error that says what to install. Whoever needs the program must not go on without.
+2. apt checks the signatures. Without a list of packages, as on a new machine, apt gets a temporary one.
+3. If the program cannot be found, an error says what to install. Callers that need the program must not go on without.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from typing import Final
 
 from railgun.errors import RailgunError
 
-PATIENCE: Final = 300.0  # seconds for one step of apt
+APT_TIMEOUT_S: Final = 300.0
 
 
 class NoProgramError(RailgunError):
-    """There is no such program here, and it could not be fetched."""
+    """Raised when a program is not on this machine, and could not be fetched."""
 
 
 def find_program(
-    name: str, packages: Sequence[str], home: Path, *, asked: str = "--version"
+    name: str, packages: Sequence[str], home: Path, *, probe_argument: str = "--version"
 ) -> tuple[str, dict[str, str]]:
-    """Where a program is, and the environment to run it in.
+    """Return the path of a program, and the environment to run it in.
 
-    `packages` has the one it is in first, `home` is where they are laid out, and `asked` what it must answer to.
+    `packages` names the package of the program first, `home` is where packages are unpacked, and `probe_argument` is
+    the argument that the program must answer to.
     """
     environment = dict(os.environ)
-    found = shutil.which(name)
-    if found is not None:
-        return found, environment
+    installed = shutil.which(name)
+    if installed is not None:
+        return installed, environment
     home.parent.mkdir(parents=True, exist_ok=True)
-    with open(home.with_name(f"{home.name}.guard"), "w") as guard:  # two at once: the second waits
+    # Of two processes, the second waits.
+    with open(home.with_name(f"{home.name}.guard"), "w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         program = home / "usr" / "bin" / name
         if not program.exists():
@@ -50,7 +52,7 @@ def find_program(
     if libraries:
         environment["LD_LIBRARY_PATH"] = ":".join(libraries)
     tried = subprocess.run(
-        [program, asked], env=environment, capture_output=True, text=True, check=False
+        [program, probe_argument], env=environment, capture_output=True, text=True, check=False
     )
     if tried.returncode:
         raise NoProgramError(
@@ -78,14 +80,14 @@ def _fetch(name: str, packages: Sequence[str], home: Path) -> None:
         if not (here / "laid-out" / "usr" / "bin" / name).exists():
             raise NoProgramError(f"{packages[0]} has no program {name}; install one by hand")
         shutil.rmtree(home, ignore_errors=True)
-        made = home.with_name(f"{home.name}.new")
-        shutil.rmtree(made, ignore_errors=True)
-        shutil.copytree(here / "laid-out", made, symlinks=True)
-        made.rename(home)
+        unpacked = home.with_name(f"{home.name}.new")
+        shutil.rmtree(unpacked, ignore_errors=True)
+        shutil.copytree(here / "laid-out", unpacked, symlinks=True)
+        unpacked.rename(home)
 
 
 def _own_lists(here: Path) -> list[str]:
-    """What lets apt keep its lists here, and not where only root may write."""
+    """Return the apt options that keep its lists in `here`, and not where only root may write."""
     for partial in ("lists/partial", "cache/archives/partial"):
         (here / partial).mkdir(parents=True, exist_ok=True)
     return ["-o", f"Dir::State::lists={here / 'lists'}", "-o", f"Dir::Cache={here / 'cache'}"]
@@ -99,7 +101,7 @@ def _do(command: list[str], directory: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=APT_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         raise NoProgramError(f"{' '.join(command)} did not end; is there a network?") from None

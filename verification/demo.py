@@ -1,8 +1,8 @@
 """`./run demo`: a flow on local Spark, under a steady load, rescaled live from 2 workers to 4 and to 1; then streams.
 
-Every record is numbered, and an oracle that knows nothing of the engine looks afterwards whether each one is there,
-once and in order. What happened is drawn as a timeline. Then a second flow reads orders from a stream of a messaging
-node and writes totals to another one, exactly once, though a worker of it is killed.
+Every record is numbered, and an oracle that knows nothing of the engine checks afterwards that each record arrived once
+and in order. The run is drawn as a timeline. Then a second flow reads orders from a stream of a messaging node and
+writes totals to another stream, exactly once, though one of its workers is killed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ KEYS, RATE, PAUSE = 100_000, 10_000, 4.0
 QUICK_KEYS, QUICK_RATE, QUICK_PAUSE = 20_000, 5_000, 1.5
 ORDERS, QUICK_ORDERS, CUSTOMERS = 60_000, 10_000, 500
 SIZES = (4, 1)
-PATIENCE = 60.0  # seconds for anything to come
+WAIT_TIMEOUT_S = 60.0  # seconds to wait for a message or a status
 PICTURE = Path("railgun-demo.svg")
 TITLE = "A flow on Spark is rescaled live: 2 → 4 → 1 workers"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; the exit code tells whether nothing was lost, doubled or reordered."""
+    """Run the demo; the exit code says whether nothing was lost, doubled or reordered."""
     description = (__doc__ or "").partition("\n")[0].partition(": ")[2]
     chosen, console = options("demo", description, argv)
     began = time.monotonic()
@@ -98,7 +98,7 @@ def rescale_live(spark: SparkSession, load: Load, pause: float, console: Console
 
 @dataclass(frozen=True, slots=True)
 class StreamsResult:
-    """What came out of the flow from stream to stream."""
+    """The result of the flow from stream to stream."""
 
     orders: int
     totals: int
@@ -107,7 +107,7 @@ class StreamsResult:
     restarts: int
 
     def check(self, report: Report) -> None:
-        """What must be."""
+        """Add the checks of the streams to a report."""
         good = self.totals == self.orders
         report.check("streams: totals of all orders", self.totals, "", f"= {self.orders:,}", good)
         report.check("streams: customers with a wrong sum", self.wrong, "", "= 0", not self.wrong)
@@ -124,7 +124,7 @@ def _spend(spent: int, order: dict[str, int]) -> tuple[int, dict[str, int]]:
 def stream_to_stream(
     spark: SparkSession, directory: Path, orders: int, console: Console
 ) -> StreamsResult:
-    """A node, a flow between two of its streams, and a worker that is killed in between."""
+    """Run a node and a flow between two of its streams, and kill a worker of the flow."""
     console.print("Starting a messaging node, and a flow from stream to stream …", style="dim")
     node = directory / "node"
     sums = dict.fromkeys(range(CUSTOMERS), 0)
@@ -135,10 +135,12 @@ def stream_to_stream(
     totals.sink(StreamSink("totals", data=node), name="totals")
 
     def publish(client: SyncClient, first: int, end: int) -> None:
-        made = [{"customer": n % CUSTOMERS, "amount": n % 97} for n in range(first, end)]
-        for order in made:
+        orders_made = [{"customer": n % CUSTOMERS, "amount": n % 97} for n in range(first, end)]
+        for order in orders_made:
             sums[order["customer"]] += order["amount"]
-        client.publish_many("orders", [json.dumps(order) for order in made], id=f"from {first}")
+        client.publish_many(
+            "orders", [json.dumps(order) for order in orders_made], id=f"from {first}"
+        )
 
     saved = Snapshots(str(directory / "snapshots"), every=1.0)
     with served(node), connect_sync(data=node) as client:
@@ -152,13 +154,13 @@ def stream_to_stream(
             publish(client, orders // 2, orders)
             _until(lambda: _end(client) >= orders, "the last totals")
             restarts = sum(event.kind == "restarting" for event in job.events())
-            job.stop(timeout=PATIENCE)
+            job.stop(timeout=WAIT_TIMEOUT_S)
         last: dict[int, int] = {}
         count = _end(client)
-        with client.subscribe("totals", prefetch=10_000) as found:
+        with client.subscribe("totals", prefetch=10_000) as subscription:
             for _ in range(count):
-                told = found.next(PATIENCE).json()
-                last[told["customer"]] = max(told["spent"], last.get(told["customer"], 0))
+                total = subscription.next(WAIT_TIMEOUT_S).json()
+                last[total["customer"]] = max(total["spent"], last.get(total["customer"], 0))
     wrong = sum(last.get(customer, 0) != spent for customer, spent in sums.items())
     return StreamsResult(orders, count, wrong, restarts)
 
@@ -168,32 +170,32 @@ def _end(client: SyncClient) -> int:
 
 
 def _until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not holds():
         if time.monotonic() > deadline:
-            raise RailgunError(f"{what} did not come within {PATIENCE:.0f} s")
+            raise RailgunError(f"{what} did not come within {WAIT_TIMEOUT_S:.0f} s")
         time.sleep(0.05)
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- output
 
 
 def _watcher(live: Live, console: Console) -> Callable[[str, dict[str, Any]], None]:
-    """Draws the job as it is; where nobody watches, one line for each thing that begins."""
-    told: list[str] = []
+    """Return a function that draws the state of the job; without a terminal it prints a line for each phase."""
+    lines: list[str] = []
 
     def show(what: str, status: dict[str, Any]) -> None:
         if console.is_terminal:
             live.update(Group(Text(f"Now: {what}", "bold"), view.job(status)))
-        elif told[-1:] != [what]:
-            told.append(what)
+        elif lines[-1:] != [what]:
+            lines.append(what)
             console.print(f"{what} …", style="dim")
 
     return show
 
 
 def judge(report: Report, result: Result) -> None:
-    """What must be."""
+    """Add the checks of the rescales to a report."""
     result.check(report)
     report.check("steady, p50", round(result.steady.p50, 1), "ms")
     report.check("steady, longest", round(result.steady.longest, 1), "ms")
@@ -207,7 +209,7 @@ def judge(report: Report, result: Result) -> None:
 def tell(
     console: Console, result: Result, streams: StreamsResult, keys: int, seconds: float
 ) -> None:
-    """What happened, in six lines, and what to try next."""
+    """Print a summary of six lines, and what to try next."""
     verdict, spans = result.verdict, result.spans
     moved = "; ".join(
         f"{span.before} → {span.after}: {span.moved_keys:,} keys in {span.seconds:.1f} s"

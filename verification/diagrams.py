@@ -1,6 +1,6 @@
-"""`./run docs`: the parts of docs/ that are made from the code, so that they cannot tell something else.
+"""`./run docs`: generate the parts of docs/ that come from the code, so that both agree.
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A test makes all of them anew and
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A test generates all of them again and
 compares.
 """
 
@@ -21,14 +21,14 @@ _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTA
 
 
 def phases() -> str:
-    """The phases of a home, from the table of transitions."""
+    """Return the diagram of a home's phases, from the table of transitions."""
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> normal"]
     lines += [f"    {before} --> {after}: {why}" for (before, why), after in TRANSITIONS.items()]
     return "\n".join([*lines, "```"])
 
 
 def messages() -> str:
-    """The messages between workers, from their classes."""
+    """Return the table of messages between workers, from their classes."""
     lines = ["| message | meaning |", "|---|---|"]
     for kind in m.Message.__args__:
         meaning = (kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
@@ -37,18 +37,18 @@ def messages() -> str:
 
 
 def holes() -> str:
-    """The holes of the original rules, each with the shortest story the explorer finds."""
+    """Return the holes of the original rules, each with the shortest story that the explorer finds."""
     lines = []
     for name, hole in HOLES.items():
-        found = hole.find()
+        exploration = hole.find()
         lines += [f"**{name.capitalize()}**: {hole.meaning}. ({hole.scenario})", "", "```text"]
-        lines += story_of(found.story)
-        lines += [f"→ {found.violation}", "```", ""]
+        lines += story_of(exploration.story)
+        lines += [f"→ {exploration.violation}", "```", ""]
     return "\n".join(lines).rstrip()
 
 
 def mutants() -> str:
-    """The mutants, and what shows them to be wrong first."""
+    """Return the table of mutants, and where each shows its fault."""
     lines = ["| one rule changed | looked at with |", "|---|---|"]
     lines += [f"| {name} | {look_at} |" for name, (_, look_at) in MUTANTS.items()]
     return "\n".join(lines)
@@ -63,7 +63,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def renew(text: str) -> str:
-    """A page with its generated parts made anew."""
+    """Return a page with its generated parts made anew."""
     return _PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}\n{part[3]}", text)
 
 

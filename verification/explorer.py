@@ -1,19 +1,19 @@
-"""An exhaustive explorer: every interleaving of a few workers, with the production classes themselves.
+"""Explore every interleaving of a few workers exhaustively, with the production classes themselves.
 
-A *node* is one worker. In each step one node takes one event: something of its own (`events`) or the first message
-of a link to it. The explorer visits every state the system can reach and reports the first violation, with the
-shortest story that leads to it.
+A *node* is one worker. In each step one node takes one event: one of its own (`events`), or the first message of a link
+to it. The explorer visits every state the system can reach and reports the first violation, with the shortest story
+that leads to it.
 
-It is fast because of two observations. A step changes one node and appends to its links, so the outcome of (node
-state, event) never has to be computed twice: nodes, messages and link contents are interned as numbers, and after
-a short while a step is a few dictionary look-ups; the machines have run once for each local situation. And
-interleavings that lead to the same state are merged, so it is states that are counted, not paths.
+Two observations make it fast. A step changes one node and appends to its links, so the outcome of (node state, event)
+never has to be computed twice: nodes, messages and link contents are interned as numbers, and after a short while a
+step is a few dictionary look-ups; the machines have run once for each local situation. And interleavings that lead to
+the same state are merged: states are counted, not paths.
 
 `reduce` uses a third: steps of different nodes commute, so the order between them matters only through messages. In
-each state it follows only the steps of a set of nodes to which no other node can send anything new before they
-move (a *persistent set*; `may_send` says who may still send to whom). Every order of events at every node is
-still seen, and so is every end state; what is left out are states in between that differ only in how far
-unrelated nodes have come. What `may_send` claims is checked in every step.
+each state it follows only the steps of a set of nodes to which no other node can send anything new before they move (a
+*persistent set*; `may_send` says which nodes may still send to which). Every order of events at every node is still
+seen, and so is every end state; left out are states in between that differ only in how far unrelated nodes have come.
+The claims of `may_send` are checked in every step.
 """
 
 from __future__ import annotations
@@ -33,45 +33,45 @@ class Node(Protocol):
     """What the explorer needs of a worker."""
 
     def events(self) -> Sequence[str]:
-        """The events of its own it could take now."""
+        """Return the events of its own that the node could take now."""
         ...
 
     def step(self, event: str) -> list[tuple[int, Any]]:
-        """Take one of them; the messages it sends, as (to, message)."""
+        """Take an event of its own; return the messages that follow, as (to, message)."""
         ...
 
     def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
-        """Take a message; the messages it sends."""
+        """Take a message; return the messages that follow."""
         ...
 
     def holdings(self) -> int:
-        """A bit set of what only one node may have at a time."""
+        """Return a bit set of resources that only one node may hold at a time."""
         ...
 
     def flags(self) -> int:
-        """A bit set that guards of events of other nodes look at."""
+        """Return a bit set for the guards of other nodes' events."""
         ...
 
     def may_send(self) -> int:
-        """A bit set of the nodes it may ever send something to, from now on."""
+        """Return a bit set of the nodes that this node may ever send to, from now on."""
         ...
 
 
 class Plain:
-    """What a node says that holds nothing of its own, guards nothing, and may send to anybody."""
+    """Defaults of a node that holds nothing exclusively, guards nothing, and may send to all nodes."""
 
     __slots__ = ()
 
     def holdings(self) -> int:
-        """Nothing that others may not have."""
+        """Return an empty set."""
         return 0
 
     def flags(self) -> int:
-        """No guard looks at it."""
+        """Return an empty set."""
         return 0
 
     def may_send(self) -> int:
-        """To everybody."""
+        """Return the set of all nodes."""
         return -1
 
 
@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(slots=True)
 class Exploration:
-    """What came out: how much was seen, and the first violation with its story."""
+    """The result: the numbers of states and steps, and the first violation with its story."""
 
     states: int = 0
     transitions: int = 0
@@ -109,16 +109,16 @@ class Explorer:
         self.reduce = reduce
         self.count = len(nodes)
         self.judge = judge
-        self.guards = guards or {}  # event → flag that all nodes must have
+        self.guards = guards or {}  # by event: the flag that all nodes must have
         self.node_ids: dict[Hashable, int] = {}
         self.nodes: list[Node] = []
-        self.own: list[tuple[tuple[str, int], ...]] = []  # events with their guards
+        self.own: list[tuple[tuple[str, int], ...]] = []  # by node: its events with their guards
         self.holdings: list[int] = []
         self.flags: list[int] = []
         self.targets: list[int] = []
-        self.traits: list[int] = []  # what `_persistent` looks at, as a number
+        self.traits: list[int] = []  # the input of `_persistent`, as a number
         self.trait_ids: dict[Hashable, int] = {}
-        self.groups: dict[Hashable, Sequence[int]] = {}  # what `_persistent` has found
+        self.groups: dict[Hashable, Sequence[int]] = {}  # results of `_persistent`
         self.incoming = [
             [(sender, self.count + sender * self.count + index) for sender in range(self.count)]
             for index in range(self.count)
@@ -140,8 +140,8 @@ class Explorer:
     ) -> Exploration:
         """Visit every state, or stop at the first violation (that `accept` accepts).
 
-        `shortest` goes breadth-first and remembers the way, for a minimal story; otherwise a violation found
-        depth-first is looked for again that way.
+        `shortest` goes breadth-first and remembers the path, for a minimal story; otherwise the story of a violation
+        that was found depth-first is searched again breadth-first.
         """
         result = Exploration()
         parents: dict[State, tuple[State, Step] | None] = {self.start: None}
@@ -171,7 +171,7 @@ class Explorer:
                     seen.add(following)
                     todo.append(following)
                     if shortest:
-                        parents[following] = (state, self.told(step))
+                        parents[following] = (state, self.as_step(step))
         result.states = len(seen)
         if result.violation is not None and not shortest:
             again = self.run(shortest=True, accept=accept)
@@ -179,43 +179,43 @@ class Explorer:
         return result
 
     def successors(self, state: State) -> list[tuple[tuple[int, Any, int], State | Violation]]:
-        """Every step possible in a state, and where it leads."""
+        """Return every step that is possible in a state, with the state or violation it leads to."""
         count, links = self.count, self.links
-        found: list[tuple[tuple[int, Any, int], State | Violation]] = []
+        steps: list[tuple[tuple[int, Any, int], State | Violation]] = []
         flags = -1
         for node in state[:count]:
             flags &= self.flags[node]
         indices: Sequence[int] = range(count)
         if self.reduce:
             traits = self.traits
-            # What the persistent set depends on; a few hundred different ones among all states.
+            # The persistent set depends on these; a few hundred different values among all states.
             case = (*[traits[node] for node in state[:count]], *map(bool, state[count:]))
-            known = self.groups.get(case)
-            if known is None:
-                known = self.groups[case] = self._persistent(state, flags)
-            indices = known
+            indices_of_case = self.groups.get(case)
+            if indices_of_case is None:
+                indices_of_case = self.groups[case] = self._persistent(state, flags)
+            indices = indices_of_case
         for index in indices:
             node = state[index]
             for event, guard in self.own[node]:
                 if flags & guard == guard:
-                    found.append(((index, event, -1), self._follow(state, index, node, event, -1)))
+                    steps.append(((index, event, -1), self._follow(state, index, node, event, -1)))
             for sender, at in self.incoming[index]:
                 link = state[at]
                 if link:
                     head = links[link][0]
-                    found.append(
+                    steps.append(
                         ((index, head, sender), self._follow(state, index, node, head, sender))
                     )
-        return found
+        return steps
 
     def _persistent(self, state: State, flags: int) -> Sequence[int]:
-        """Nodes that no other node can disturb before they move; as few as possible."""
+        """Return the smallest set of nodes that no other node can disturb before they move."""
         count = self.count
         best: Sequence[int] = range(count)
         for first in range(count):
             group = [first]
             able = False
-            for index in group:  # grows while we go through it
+            for index in group:  # grows during the loop
                 for other in range(count):
                     filled = state[count + other * count + index] != 0
                     able = able or filled
@@ -229,7 +229,7 @@ class Explorer:
         return best
 
     def _may_disturb(self, state: State, other: int, index: int) -> bool:
-        """Whether `other` can do something that gives node `index` an event it does not have now."""
+        """Return whether `other` can do something that gives node `index` an event it does not have now."""
         if self.targets[state[other]] >> index & 1:
             return True
         return any(guard & ~self.flags[state[other]] for _, guard in self.own[state[index]])
@@ -257,7 +257,9 @@ class Explorer:
         if mine:
             for other in range(count):
                 if other != index and self.holdings[state[other]] & mine:
-                    return Violation("split state", f"workers {index} and {other} both have it")
+                    return Violation(
+                        "split state", f"workers {index} and {other} hold the same state"
+                    )
         return tuple(successor)
 
     def _compute(self, node: int, event: str | int, sender: int) -> Any:
@@ -274,15 +276,15 @@ class Explorer:
         following = self._intern_node(machine)
         if self.reduce:
             allowed = self.targets[node]
-            assert all(allowed >> to & 1 for to, _ in sent), "may_send left a node out"
-            assert self.targets[following] & ~allowed == 0, "may_send took back what it said"
+            assert all(allowed >> to & 1 for to, _ in sent), "may_send left out a node"
+            assert self.targets[following] & ~allowed == 0, "may_send grew: it may only shrink"
         return following, outgoing
 
     def _intern_node(self, node: Node) -> int:
         print_ = fingerprint(node)
-        found = self.node_ids.get(print_)
-        if found is None:
-            found = self.node_ids[print_] = len(self.nodes)
+        number = self.node_ids.get(print_)
+        if number is None:
+            number = self.node_ids[print_] = len(self.nodes)
             self.nodes.append(node)
             own = tuple((event, self.guards.get(event, 0)) for event in node.events())
             flags, targets = node.flags(), node.may_send()
@@ -293,15 +295,15 @@ class Explorer:
             self.targets.append(targets)
             self.traits.append(self.trait_ids.setdefault(trait, len(self.trait_ids)))
             self.memo.append({})
-        return found
+        return number
 
     def _intern_message(self, message: Any) -> int:
         print_ = fingerprint(message)
-        found = self.message_ids.get(print_)
-        if found is None:
-            found = self.message_ids[print_] = len(self.messages)
+        number = self.message_ids.get(print_)
+        if number is None:
+            number = self.message_ids[print_] = len(self.messages)
             self.messages.append(message)
-        return found
+        return number
 
     def _append(self, link: int, message: int) -> int:
         longer = self._intern_link((*self.links[link], message))
@@ -309,20 +311,20 @@ class Explorer:
         return longer
 
     def _intern_link(self, content: tuple[int, ...]) -> int:
-        found = self.link_ids.get(content)
-        if found is None:
+        number = self.link_ids.get(content)
+        if number is None:
             tail = self._intern_link(content[1:])
-            found = self.link_ids[content] = len(self.links)
+            number = self.link_ids[content] = len(self.links)
             self.links.append(content)
             self.tails.append(tail)
-        return found
+        return number
 
     def link(self, content: Iterable[int]) -> int:
-        """The number of a link with these messages, in their numbers."""
+        """Return the number of a link with these messages, given by their numbers."""
         return self._intern_link(tuple(content))
 
-    def told(self, step: tuple[int, Any, int]) -> Step:
-        """A step, for a story."""
+    def as_step(self, step: tuple[int, Any, int]) -> Step:
+        """Return a step in the form of a story."""
         index, event, sender = step
         if isinstance(event, str):
             return Step(index, event)
@@ -337,7 +339,7 @@ class Explorer:
         violation: Violation,
         accept: Callable[[Violation, list[Step]], bool] | None,
     ) -> bool:
-        story = [] if last is None else [self.told(last)]
+        story = [] if last is None else [self.as_step(last)]
         before = parents.get(state)
         while before is not None:
             story.append(before[1])

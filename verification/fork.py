@@ -1,9 +1,9 @@
 """Copies and fingerprints of model states.
 
-Machines change in place; the explorer needs each state to stay. `fork` copies what can change (lists, dicts, sets,
-our own mutable objects) and shares the rest (arrays, batches and frozen messages are never changed).
-`fingerprint` turns a state into nested tuples: equal if and only if the states are. Slots that stay what they were
-made with (`CONSTANT`) are shared and left out.
+Machines change in place; the explorer needs each state unchanged. `fork` copies what can change (lists, dicts, sets,
+our own mutable objects) and shares the rest (arrays, batches and frozen messages never change). `fingerprint` turns a
+state into nested tuples: equal if and only if the states are. Slots that never change after construction (`CONSTANT`)
+are shared and left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
 
 @cache
 def _slots(kind: Any) -> tuple[str, ...]:
-    """The slots of a class that can change."""
+    """Return the slots of a class that can change."""
     names: list[str] = []
     constant: set[str] = set(getattr(kind, "constant", ()))
     for base in reversed(kind.__mro__):
@@ -50,7 +50,7 @@ def _slots(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _constants(kind: Any) -> tuple[str, ...]:
-    """The slots of a class that cannot."""
+    """Return the slots of a class that cannot change."""
     changing = set(_slots(kind))
     names = [n for b in kind.__mro__ for n in b.__dict__.get("__slots__", ()) if n not in changing]
     return tuple(names)
@@ -58,7 +58,7 @@ def _constants(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _is_shared(kind: Any) -> bool:
-    """Whether objects of this class never change."""
+    """Return whether objects of this class never change."""
     if kind in _ATOMS or issubclass(
         kind, np.ndarray | np.generic | frozenset | Rows | Placement | Enum
     ):
@@ -69,13 +69,13 @@ def _is_shared(kind: Any) -> bool:
 
 
 def fork(state: Any) -> Any:
-    """A copy that can change without changing the original."""
+    """Return a copy that can change without changing the original."""
     copy = _FORKS[type(state)]
     return state if copy is None else copy(state)
 
 
 def fingerprint(state: Any) -> Any:
-    """Nested tuples that tell one state from another."""
+    """Return nested tuples that distinguish states."""
     tell = _PRINTS[type(state)]
     return state if tell is None else tell(state)
 
@@ -84,19 +84,19 @@ def fingerprint(state: Any) -> Any:
 
 
 class _Forks(dict[Any, Callable[[Any], Any] | None]):
-    """How objects of a class are copied; None: they are shared."""
+    """By class: the function that copies its objects; None: they are shared."""
 
     def __missing__(self, kind: Any) -> Callable[[Any], Any] | None:
-        made = self[kind] = None if _is_shared(kind) else _copier(kind)
-        return made
+        copier = self[kind] = None if _is_shared(kind) else _copier(kind)
+        return copier
 
 
 class _Prints(dict[Any, Callable[[Any], Any] | None]):
-    """How objects of a class are told apart; None: they are their own fingerprints."""
+    """By class: the function that fingerprints its objects; None: they are their own fingerprints."""
 
     def __missing__(self, kind: Any) -> Callable[[Any], Any] | None:
-        made = self[kind] = None if kind in _ATOMS else _teller(kind)
-        return made
+        printer = self[kind] = None if kind in _ATOMS else _teller(kind)
+        return printer
 
 
 _FORKS = _Forks()
@@ -163,18 +163,18 @@ def _teller(kind: Any) -> Callable[[Any], Any]:
         return lambda state: state.item()
     else:
         names = _slots(kind)
-    lines, told = [], [repr(kind.__name__)]
+    lines, parts = [], [repr(kind.__name__)]
     for at, name in enumerate(names):
         lines.append(f" value = state.{name}; tell = prints[type(value)]")
         lines.append(f" v{at} = value if tell is None else tell(value)")
-        told.append(f"v{at}")
-    return _written("", lines, f"({', '.join(told)},)", kind)
+        parts.append(f"v{at}")
+    return _written("", lines, f"({', '.join(parts)},)", kind)
 
 
 def _written(first: str, lines: Sequence[str], result: str, kind: Any) -> Callable[[Any], Any]:
-    """A function of a state, without loops over the names of its slots."""
+    """Compile a function of a state, without loops over the names of its slots."""
     names = {"kind": kind, "make": kind.__new__, "forks": _FORKS, "prints": _PRINTS}
     text = "\n".join(["def of(state):", f" {first}", *lines, f" return {result}"])
     exec(text, names)
-    made: Callable[[Any], Any] = names["of"]
-    return made
+    function: Callable[[Any], Any] = names["of"]
+    return function

@@ -1,11 +1,12 @@
-"""A node's disk in memory that crashes, loses power, is full, fails to sync, and flips bits, when a test says so.
+"""A node's disk in memory that crashes, loses power, is full, fails to sync, and flips bits, on a test's order.
 
-It keeps two views: what programs see, and what would be there after a power cut. `lose_power` decides by a seeded die
-what becomes of all that was not synced: each name that came or went is there or is not; of each file that has grown
-there is nothing, all, a part, a part and zeros, or some sectors and zeros for the others. Most file systems are kinder.
+It keeps two views: the one that programs see, and the one that a power cut would leave. `lose_power` decides by a
+seeded random generator about all that was not synced: each name that came or went is there or is not; of each file that
+has grown nothing is left, all, a part, a part and zeros, or some sectors and zeros for the others. Most file systems
+are kinder.
 
 A hook is called before each step that changes something, and may raise `Crash`: the program is gone, the disk stays.
-A sync that fails loses what it should have kept, and the next one does not tell: so do real systems.
+A sync that fails loses what it should have kept, and the next sync succeeds: so do real systems.
 
 >>> disk = LogDisk(seed=1)
 >>> disk.make_directory("a")
@@ -41,7 +42,7 @@ Hook = Callable[[Step, str], None]
 Kind = Literal["nothing", "all", "part", "zeros", "sectors"]
 KINDS: Final[tuple[Kind, ...]] = ("nothing", "all", "part", "zeros", "sectors")
 SECTOR: Final = 32
-"""Bytes that are lost or kept together; small, for the files of tests are small."""
+"""Bytes that are lost or kept together; small, as the files of tests are small."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,13 +50,13 @@ class _Content:
     seen: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     dirty: int | None = None
-    """The first byte that differs between the two."""
+    """The offset of the first byte that differs between the two views."""
 
     def touch(self, at: int) -> None:
         self.dirty = at if self.dirty is None else min(at, self.dirty)
 
     def kept(self, to: int) -> bytearray:
-        """What is durable before that byte; zeros where a failed sync has lost it."""
+        """Return the durable bytes before `to`; zeros where a failed sync has lost them."""
         return self.durable[:to] + bytes(max(0, to - len(self.durable)))
 
 
@@ -65,11 +66,11 @@ class LogDisk:
     def __init__(self, seed: int = 0) -> None:
         self.hook: Hook | None = None
         self.room: int | None = None
-        """Bytes there is room for; None: any. What fits of a write is written before it is refused."""
+        """Free bytes; None: unlimited. A write that does not fit is written in part before it is refused."""
         self.fail_syncs = 0
-        """So many of the next syncs of files fail."""
+        """How many of the next syncs of files fail."""
         self.syncs = 0
-        """How many syncs of files there were."""
+        """How many syncs of files have been called."""
         self._chance = random.Random(seed)
         self._names: DirectoryEntries[_Content] = DirectoryEntries()
         self._owners: dict[str, SimulatedLock] = {}
@@ -79,19 +80,19 @@ class LogDisk:
     # ------------------------------------------------------------ a disk
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the name of a file for people."""
         return f"simulated:{path}"
 
     def free(self) -> int:
-        """Bytes that may be written."""
+        """Return how many bytes may be written."""
         return 1 << 40 if self.room is None else max(0, self.room - self.used())
 
     def make_directory(self, path: str) -> None:
-        """Nothing but a step: directories are there."""
+        """Count a step; directories need no creation."""
         self.step("make directory", check_path(path))
 
     def create(self, path: str) -> File:
-        """A new file."""
+        """Create a file."""
         self.step("create", check_path(path))
         if self.room is not None and self.used() >= self.room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -100,41 +101,41 @@ class LogDisk:
         return _LogFile(self, path, content)
 
     def open(self, path: str) -> File:
-        """A file that is there."""
+        """Open an existing file."""
         if check_path(path) not in self._names.seen:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         return _LogFile(self, path, self._names.seen[path])
 
     def list(self, path: str) -> list[str]:
-        """The names of the files in a directory."""
+        """Return the names of the files in a directory."""
         return sorted(name for name in self._below(path) if "/" not in name)
 
     def directories(self, path: str) -> Sequence[str]:
-        """The names of the directories in a directory: those that have files."""
+        """Return the names of the directories in a directory: those that have files."""
         return sorted({name.partition("/")[0] for name in self._below(path) if "/" in name})
 
     def clear(self, path: str) -> None:
-        """Take away a directory with all that is in it, file by file."""
+        """Remove a directory with its content, file by file."""
         for name in self._below(path):
             self.remove(f"{path}/{name}")
 
     def lock(self, path: str) -> Lock:
-        """A lock, which is gone with `crash` as those of a system are."""
+        """Take a lock, which ends with `crash` as those of a system do."""
         return SimulatedLock.take(self._owners, path, self.where(path))
 
     def rename(self, path: str, to: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         self.step("rename", check_path(path))
         self._change(path, {check_path(to): self._names.seen[path], path: None})
 
     def remove(self, path: str) -> None:
-        """Take a file away."""
+        """Remove a file."""
         if check_path(path) in self._names.seen:
             self.step("remove", path)
             self._change(path, {path: None})
 
     def sync_directory(self, path: str) -> None:
-        """The names in this directory are there for good."""
+        """Make the names in a directory durable."""
         self.step("sync directory", path)
         with self.guard:
             self._names.sync(path)
@@ -142,22 +143,22 @@ class LogDisk:
     def has_name(self, path: str, content: _Content) -> bool:
         """Return whether a file that is open still has a name."""
         with self.guard:
-            return any(one is content for one in self._names.seen.values())
+            return any(seen is content for seen in self._names.seen.values())
 
-    # ------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------ faults
 
     def crash_at(self, step: int) -> None:
-        """Let the program be gone before the step of this number, counted from now on; 0 is the next one."""
+        """Raise `Crash` before the step of this number, counted from now on; 0 is the next one."""
         self.hook = crash_hook(step, self.crash)
 
     def crash(self) -> None:
-        """All programs are gone, and their files are closed; the disk stays as it is."""
+        """End all programs and close their files; the disk stays as it is."""
         self.hook = None
         self._life += 1
         self._owners.clear()
 
     def lose_power(self, kinds: Sequence[Kind] = KINDS) -> None:
-        """All programs are gone, and what was not synced is lost, torn or there, as it happens."""
+        """End all programs; data that was not synced is lost, torn or kept, at random."""
         self.crash()
         self._names.settle(self._chance)
         for content in self._names.durable.values():
@@ -186,42 +187,42 @@ class LogDisk:
         return torn
 
     def flip(self, path: str, bit: int | None = None) -> None:
-        """Turn one bit of a file, a random one unless told which."""
+        """Flip one bit of a file, a random one by default."""
         self.replace(path, flip_bit(self._names.seen[path].seen, bit, self._chance))
 
     def replace(self, path: str, data: Bytes) -> None:
-        """Put other content into a file, behind the back of all programs."""
+        """Replace the content of a file, without any program."""
         self._names.put(path, _Content(bytearray(data), bytearray(data)))
 
     def forget(self, path: str) -> None:
-        """Take a file away, behind the back of all programs."""
+        """Remove a file, without any program."""
         del self._names.seen[path], self._names.durable[path]
 
     def content(self, path: str) -> bytes:
-        """What a file has."""
+        """Return the content of a file."""
         return bytes(self._names.seen[path].seen)
 
     def used(self) -> int:
-        """How many bytes all files have."""
+        """Return how many bytes all files have."""
         return sum(len(content.seen) for content in self._names.seen.values())
 
     # ------------------------------------------------------------ inside
 
     def step(self, step: Step, path: str) -> None:
-        """A step that changes something is about to happen."""
+        """Call the hook before a step that changes something."""
         if self.hook is not None:
             self.hook(step, path)
 
     def chance(self) -> bool:
-        """Whether something happens that may happen."""
+        """Return a random decision."""
         return self._chance.random() < 0.5
 
     def life(self) -> int:
-        """How often all programs were gone."""
+        """Return how often all programs have ended."""
         return self._life
 
     def _below(self, path: str) -> Sequence[str]:
-        """The names of all files below a directory."""
+        """Return the names of all files below a directory."""
         start = f"{check_path(path)}/"
         return [name[len(start) :] for name in self._names.seen if name.startswith(start)]
 
@@ -290,7 +291,9 @@ class _LogFile:
         self._disk.step("truncate", self._path)
         with self._disk.guard:
             self._check()
-            if self._disk.chance():  # the system has written back on its own what is cut off now
+            if (
+                self._disk.chance()
+            ):  # the system had written back by itself the bytes that are cut off now
                 self._content.durable = bytearray(self._content.seen)
             self._content.touch(size)
             del self._content.seen[size:]

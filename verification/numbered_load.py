@@ -1,16 +1,16 @@
-"""A numbered load and its oracle: nothing can be lost, doubled or reordered without being noticed.
+"""A numbered load and its oracle: any loss, doubling or reordering is noticed.
 
 The load is open-loop: every record is due at a fixed time, whether or not the flow keeps up, so a pause shows as
-latency and not as fewer records. Which key and number the i-th record of a part has follows from i alone::
+latency and not as fewer records. The key and number of the i-th record of a part follow from i alone::
 
     i < keys                       key i, number 1: every key once, as fast as possible
     then j = i - keys, y = j // 2
         j even                     a hot key:  y % hot,               number 2 + y // hot
         j odd                      the others: hot + y % (keys-hot),  number 2 + y // (keys-hot)
 
-So the oracle needs no memory of the run. It works out from each logged (key, number) which i it was, and looks whether
-every i that was read is there exactly once; what was read is told by the readers when they close. Order is checked
-where it is visible: the state of a key remembers the last number, and a record that does not follow it is marked.
+So the oracle needs no memory of the run. It computes i from each logged (key, number), and checks that every i that was
+read arrived exactly once; the readers report how many they read when they close. Order is checked where it is visible:
+the state of a key remembers the last number, and a record that does not follow it is marked.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class Load(Source[Record]):
 
     @property
     def keys_of_part(self) -> int:
-        """How many keys each part has."""
+        """Return how many keys each part has."""
         return self.keys // PARTS
 
     @property
     def hot(self) -> int:
-        """How many keys of a part get half of its records."""
+        """Return how many keys of a part get half of its records."""
         return min(HOT, self.keys_of_part // 2)
 
     def partitions(self) -> Sequence[int]:
-        """Each part has keys of its own."""
+        """Return the numbers of the parts; each part has keys of its own."""
         return range(PARTS)
 
     def open(self, partition: Any, position: Any) -> Reader[Record]:
-        """Read one part."""
+        """Return a reader of one part."""
         return _Reader(self, partition, position)
 
 
@@ -97,22 +97,22 @@ class _Reader(Reader[Record]):
         ]
 
     def close(self) -> None:
-        told = Path(self.load.directory) / f"read-{self.part}-{self.i}"
-        told.touch()
+        file = Path(self.load.directory) / f"read-{self.part}-{self.i}"
+        file.touch()
 
 
 @dataclass(frozen=True, slots=True)
 class Log(Sink[Record]):
     """Keeps every record with the time it arrived, and writes them to a file when the worker ends.
 
-    With `at_once` it writes them as they come, so that the log of a worker that is killed is whole.
+    With `at_once` records are written as they come, so that the log of a killed worker is complete.
     """
 
     directory: str
     at_once: bool = False
 
     def open(self, place: Place) -> Writer[Record]:
-        """A file for each worker's process and generation; its name tells when it was opened (µs), too."""
+        """Open a file for each worker's process and generation; its name has the opening time in µs."""
         now = time.time_ns() // 1000
         name = f"log-{place.generation}-{place.worker}-{os.getpid()}-{now}"
         return _LogWriter(Path(self.directory) / name, self.at_once)
@@ -141,7 +141,7 @@ class _LogWriter(Writer[Record]):
 
 
 def follow(state: list[Any] | None, record: Record) -> tuple[list[Any], Record]:
-    """The state: the number of the last record, and about 100 bytes. A record that does not follow is marked."""
+    """Return the number of the last record with about 100 bytes as state; mark a record that does not follow."""
     if state is None:
         state = [0, os.urandom(100)]
     key, number, _ = record
@@ -152,11 +152,11 @@ def follow(state: list[Any] | None, record: Record) -> tuple[list[Any], Record]:
 
 
 def nothing() -> None:
-    """A key begins with no state."""
+    """Return the state of a new key: none."""
 
 
 def numbered_flow(name: str, load: Load, *, at_once: bool = False) -> Flow:
-    """Load → by key: follow → log (`at_once`: as `Log` has it)."""
+    """Return the flow: load → by key: follow → log (`at_once`: see `Log`)."""
     flow = Flow(name)
     records = flow.source(load, name="load")
     by_key = records.key_by(itemgetter(0), name="by key")
@@ -167,7 +167,7 @@ def numbered_flow(name: str, load: Load, *, at_once: bool = False) -> Flow:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the oracle found."""
+    """The findings of the oracle."""
 
     records: int
     lost: int
@@ -176,7 +176,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether every record is there once, and in order."""
+        """Return whether every record arrived once, and in order."""
         return self.records > 0 and not (self.lost or self.doubled or self.reordered)
 
 
@@ -192,7 +192,7 @@ class Logged:
 
     @staticmethod
     def of(path: Path) -> Logged:
-        """By the name of its file.
+        """Parse the name of a log file.
 
         >>> Logged.of(Path("log-2-0-4711-1700000000000000")).worker
         0
@@ -201,18 +201,18 @@ class Logged:
         return Logged(generation, worker, process, opened, path)
 
     def rows(self) -> Rows:
-        """The records: key, number, due, arrived."""
-        found = np.fromfile(self.path, dtype=np.int64)
-        return found[: len(found) // 4 * 4].reshape(-1, 4)
+        """Return the records: key, number, due, arrived."""
+        numbers = np.fromfile(self.path, dtype=np.int64)
+        return numbers[: len(numbers) // 4 * 4].reshape(-1, 4)
 
 
 def logs(directory: str) -> list[Logged]:
-    """All logs there are."""
+    """Return all logs of a directory."""
     return sorted(map(Logged.of, Path(directory).glob("log-*")), key=attrgetter("opened"))
 
 
 def read_logs(directory: str) -> Rows:
-    """All logged records: key, number, due, arrived."""
+    """Return all logged records: key, number, due, arrived."""
     rows = [log.rows() for log in logs(directory)]
     return np.concatenate(rows or [np.empty((0, 4), np.int64)])
 
@@ -229,14 +229,14 @@ def judge(load: Load, rows: Rows) -> Verdict:
     Verdict(records=3997, lost=4, doubled=1, reordered=0)
     """
     read: dict[int, int] = {}
-    for told in Path(load.directory).glob("read-*"):
-        _, part, count = told.name.split("-")
+    for file in Path(load.directory).glob("read-*"):
+        _, part, count = file.name.split("-")
         read[int(part)] = max(read.get(int(part), 0), int(count))
     return judge_counts(load, rows, read)
 
 
 def judge_counts(load: Load, rows: Rows, read: dict[int, int]) -> Verdict:
-    """As `judge`, told how many records were read of each part."""
+    """Compare as `judge` does, with the number of records that were read of each part."""
     keys, hot = load.keys_of_part, load.hot
     part, k = rows[:, 0] // keys, rows[:, 0] % keys
     turn = rows[:, 1] - 2

@@ -1,4 +1,4 @@
-"""Playbooks: what one machine is told, and what it answers, step by step."""
+"""Playbooks: the events of one machine and its expected answers, step by step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verification.rescale.story import tell
 
 
 class Playbook:
-    """Feeds events to a distributor and compares its commands, in words, with those expected.
+    """Give events to a distributor, and compare its commands, in words, with the expected ones.
 
     >>> from railgun.engine.protocol.placement import Placement
     >>> from verification.rescale.rows import Item, Rows
@@ -24,7 +24,7 @@ class Playbook:
         self.machine = machine
 
     def on(self, event: m.Event, *expected: str) -> Self:
-        """On this event, these commands, in this order, and no others."""
+        """Assert that `event` leads to exactly the `expected` commands, in this order."""
         answered = [tell(command) for command in self.machine.handle(event)]
         self.machine.validate()
         if answered != list(expected):
@@ -33,5 +33,5 @@ class Playbook:
         return self
 
     def gets(self, sender: int, message: m.Message, *expected: str) -> Self:
-        """On this message from a peer, these commands."""
+        """Assert that a message from a peer leads to exactly the `expected` commands."""
         return self.on(m.Received(sender, message), *expected)

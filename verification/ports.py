@@ -1,7 +1,7 @@
-"""Ports for servers that are told where to listen before they do, and find the same port free when they start again.
+"""Free ports for servers that are told their port before they listen, and that find it free after a restart.
 
-Systems give connections ports from 32768 on: one of those may be taken by any connection before a server listens on it.
-So ports are drawn from below, and by chance: no two processes draw alike.
+Systems give connections ports from 32768 on: any connection may take one of those before a server listens on it. So
+ports are drawn at random from below that range: no two processes draw the same.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import random
 import socket
 from typing import Final
 
-LOWEST: Final = 10_000
-HIGHEST: Final = 32_000
-_CHANCE: Final = random.SystemRandom()  # whatever the process was seeded with
+LOWEST_PORT: Final = 10_000
+HIGHEST_PORT: Final = 32_000
+_CHANCE: Final = random.SystemRandom()  # does not depend on the seed of the process
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` different ports of `host` that nobody listens on, and that no connection gets as its own.
+    """Return `count` different ports of `host` on which no program listens, and which no connection is given.
 
     Raises `OSError` if `host` is not an address of this machine.
     """
     with socket.socket() as any_port:
         any_port.bind((host, 0))
-    found: list[int] = []
-    while len(found) < count:
-        port = _CHANCE.randrange(LOWEST, HIGHEST)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind((host, port))
-            if port not in found:
-                found.append(port)
-    return found
+    ports: list[int] = []
+    while len(ports) < count:
+        port = _CHANCE.randrange(LOWEST_PORT, HIGHEST_PORT)
+        with socket.socket() as candidate, contextlib.suppress(OSError):
+            candidate.bind((host, port))
+            if port not in ports:
+                ports.append(port)
+    return ports
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -1,22 +1,22 @@
-"""`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
+"""`./run prove`: check the guarantees of the protocols, on every interleaving and on thousands of schedules.
 
 Eleven parts, each a line or more of the table:
 
 1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
-2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
-3. the mutants: each production rule changed in one place must be found wrong;
+2. the explorer on the original rules of ICADD: all five holes must be found, with their shortest stories;
+3. the mutants: each production rule changed in one place must be caught;
 4. the simulator: seeded schedules of whole clusters; no violation;
-5. crashes: seeded fates of whole jobs that are saved, lost and go on; no violation;
-6. the mutants of saving and loading: each must be noticed by the jobs that crash;
+5. crashes: seeded runs of whole jobs that are saved, lost and restarted; no violation;
+6. the mutants of saving and loading: the jobs that crash must catch each;
 7. the rules of connectors, every interleaving, and their mutants;
 8. Raft: every interleaving of a few nodes, seeded clusters with faults, and its mutants;
 9. copies of a stream: every interleaving of a few nodes, seeded worlds with faults, and their mutants;
-10. delivery to groups: the mutants of its rules, each of which seeded histories beside a naive model must notice;
-11. producers that stage and commit: every interleaving of a broker that fails and of flows that succeed one another,
-    or of runs of a query that repeat micro-batches, and their mutants.
+10. delivery to groups: the mutants of its rules, each of which seeded histories beside a naive model must catch;
+11. producers that stage and commit: every interleaving of a broker that fails and of flows that succeed one another, or
+    of runs of a query that repeat micro-batches, and their mutants.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
-configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
+configurations of the small families, and every n-th of the big ones. `--exhaustive` leaves none out and takes many
 hours. Every line of the table says how many configurations of how many were explored.
 """
 
@@ -36,10 +36,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from railgun.engine.protocol.rescale.coordinator import Coordinator
-from railgun.engine.protocol.rescale.distributor import Distributor
 from verification.groups import mutants as delivery_mutants
-from verification.ingest import exploration as feeding
-from verification.ingest import mutants as feeding_mutants
+from verification.ingest import exploration as ingest_exploration
+from verification.ingest import mutants as ingest_mutants
+from verification.mutation import Verdict, hunt_seeds, verdict_of
 from verification.producers import (
     model as producer_model,
 )
@@ -81,12 +81,12 @@ from verification.snapshots import (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a run looks at.
+    """How much a run explores.
 
-    `limit`: states of one scenario after which it goes on to the next, and tells that it was cut short (memory
-    ends somewhere: about 250 bytes a state and core). `hunting`: schedules in which a mutant is looked for.
-    `schedules`, `large`: how many are simulated, of a small cluster and of a large one. `crashing`: jobs that crash.
-    `worlds`: clusters that agree by Raft. `copies`: worlds of copies of a stream.
+    `limit`: the number of states after which the exploration of a scenario is cut short and reported so (a state takes
+    about 250 bytes of memory on each core). `hunting`: the number of schedules to check a mutant with. `schedules`,
+    `large`: simulated schedules of a small cluster and of a large one. `crashing`: jobs that crash. `worlds`: Raft
+    clusters. `copies`: worlds of copies of a stream.
     """
 
     name: str
@@ -107,7 +107,7 @@ CRASHES_AT_ONCE = 20
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Scenarios that are alike; `quick` and `default`: every how manieth these runs explore (0: none)."""
+    """Scenarios that are alike. `quick` and `default` runs explore every n-th of them, with the given n (0: none)."""
 
     name: str
     scenarios: tuple[Scenario, ...]
@@ -115,25 +115,25 @@ class Family:
     default: int
 
     def chosen(self, size: Size) -> tuple[Scenario, ...]:
-        """Those to explore."""
+        """Return the scenarios to explore."""
         step = {"quick": self.quick, "default": self.default}.get(size.name, 1)
         return self.scenarios[::step] if step else ()
 
 
 def fence_scenarios(records: int) -> Iterator[Scenario]:
-    """A key moves from 0 to 1 while its outputs go to a second stage at worker 2; anyone sends."""
+    """Yield scenarios in which a key moves from 0 to 1 while its outputs go to a second stage at worker 2."""
     for scripts in _spread(records, 3):
         yield Scenario((0,), (1,), (0,), (1,), scripts, second=(2,))
 
 
 def fence_of_two_scenarios(records: int) -> Iterator[Scenario]:
-    """The same of two keys, which leave in two chunks."""
+    """Yield such scenarios of two keys, which leave in two chunks."""
     for scripts in every_script(3, 2, records):
         yield Scenario((0,), (1,), (0, 0), (1, 1), scripts, second=(2, 2))
 
 
 def bystander_scenarios(records: int) -> Iterator[Scenario]:
-    """A key moves from 0 to 1; a third worker, neither old nor new owner, sends too."""
+    """Yield scenarios in which a key moves from 0 to 1; a third worker, not an owner, sends too."""
     for scripts in _spread(records, 3):
         yield Scenario((0,), (1,), (0,), (1,), scripts)
 
@@ -148,7 +148,7 @@ def _spread(records: int, workers: int) -> Iterator[tuple[tuple[int, ...], ...]]
 
 
 def families() -> list[Family]:
-    """All families of scenarios, the small ones first."""
+    """Return all families of scenarios, the small ones first."""
     two_small = [*configurations(2, 1, 2), *configurations(2, 1, 3), *configurations(2, 2, 2)]
     two = [*two_small, *configurations(2, 2, 3)]
     three_small = list(configurations(3, 1, 2))
@@ -193,46 +193,49 @@ def families() -> list[Family]:
 
 def explore(scenario: Scenario, limit: int) -> tuple[Scenario, int, int, bool, str]:
     """Explore one scenario under the production rules."""
-    found = scenario.explorer(reduce=True).run(limit=limit)
-    told = ""
-    if found.violation is not None:
-        told = f"{scenario}\n  {found.violation}\n" + "\n".join(story(found.story))
-    return scenario, found.states, found.transitions, found.complete, told
+    exploration = scenario.explorer(reduce=True).run(limit=limit)
+    story_text = ""
+    if exploration.violation is not None:
+        story_text = f"{scenario}\n  {exploration.violation}\n" + "\n".join(
+            story(exploration.story)
+        )
+    return scenario, exploration.states, exploration.transitions, exploration.complete, story_text
 
 
 def explore_of(
     family: int, scenario: Scenario, limit: int
 ) -> tuple[int, tuple[Scenario, int, int, bool, str]]:
-    """Explore one scenario of a family, which is told by its number."""
+    """Explore one scenario of the family with the number `family`."""
     return family, explore(scenario, limit)
 
 
 def explore_seed(scenario: Scenario) -> bool:
-    """Whether the original rules break in a scenario."""
+    """Return whether the original rules break in a scenario."""
     return seed_explorer(scenario).run().violation is not None
 
 
-def hunt(name: str, seeds: int) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, seeds: int) -> Verdict:
+    """Explore and simulate the mutant of the rescale rules called `name`, with up to `seeds` schedules."""
     kind, look_at = MUTANTS[name]
+    if issubclass(kind, Coordinator):
+        return hunt_seeds(
+            name,
+            range(seeds),
+            lambda seed: simulate(seed, 0.3, coordinate=kind),
+            label="simulator, seed",
+        )
     if look_at != "simulator":
-        assert issubclass(kind, Distributor)
         for scenario in hunting_grounds(look_at):
-            found = scenario.explorer(kind).run(limit=400_000)
-            if found.violation is not None:
-                return name, f"explorer, {len(found.story)} steps", str(found.violation)
-    for seed in range(seeds):
-        if issubclass(kind, Coordinator):
-            outcome = simulate(seed, 0.3, coordinate=kind)
-        else:
-            outcome = simulate(seed, 0.3, make=kind)
-        if outcome.violation is not None:
-            return name, f"simulator, seed {seed}", str(outcome.violation)
-    return name, "", ""
+            verdict = verdict_of(name, scenario.explorer(kind).run(limit=400_000))
+            if verdict[1]:
+                return verdict
+    return hunt_seeds(
+        name, range(seeds), lambda seed: simulate(seed, 0.3, make=kind), label="simulator, seed"
+    )
 
 
 def hunting_grounds(look_at: str) -> Iterator[Scenario]:
-    """Scenarios in which a mutant of this kind shows itself."""
+    """Yield scenarios in which a mutant of this kind shows its fault."""
     base = configurations(2, 1, 2)
     if "keys" in look_at:
         base = configurations(2, 2, 3)
@@ -252,90 +255,94 @@ def hunting_grounds(look_at: str) -> Iterator[Scenario]:
         )
 
 
-def explore_feeding(case: feeding.Case) -> tuple[feeding.Case, int, str]:
-    """All of what connectors, workers and a controller can do in a case."""
-    found = feeding.explore(case)
-    told = "" if found.violation is None else "\n".join([str(case), *feeding.told(found)])
-    return case, found.states, told
+def explore_ingest(case: ingest_exploration.Case) -> tuple[ingest_exploration.Case, int, str]:
+    """Explore a case of connectors, workers and a controller."""
+    exploration = ingest_exploration.explore(case)
+    story_text = ""
+    if exploration.violation is not None:
+        story_text = "\n".join([str(case), *ingest_exploration.story_lines(exploration)])
+    return case, exploration.states, story_text
 
 
 def explore_raft(case: raft_model.Case, limit: int) -> tuple[raft_model.Case, int, str]:
-    """All of what a few nodes that agree by Raft can do in a case."""
-    found = raft_model.explore(case, limit=limit)
-    told = ""
-    if found.violation is not None:
-        told = "\n".join([str(case), *raft_model.told(found.story), f"  {found.violation}"])
-    return case, found.states, told
+    """Explore a case of a few Raft nodes."""
+    exploration = raft_model.explore(case, limit=limit)
+    story_text = ""
+    if exploration.violation is not None:
+        story_text = "\n".join(
+            [str(case), *raft_model.story_lines(exploration.story), f"  {exploration.violation}"]
+        )
+    return case, exploration.states, story_text
 
 
 def run_world(seed: int) -> tuple[Counter[str], str]:
-    """One simulated cluster; the end of its story if it fails."""
+    """Simulate one Raft cluster; return its counts, and the end of the story if it fails."""
     outcome = raft_world.simulate(seed)
-    return outcome.tally, "" if outcome.violation is None else outcome.told()
+    return outcome.tally, "" if outcome.violation is None else outcome.story_end()
 
 
 def explore_copies(
     case: replication_model.Case, limit: int
 ) -> tuple[replication_model.Case, int, bool, str]:
-    """All of what a few copies of a stream can do in a case."""
-    found = replication_model.explore(case, limit=limit)
-    told = ""
-    if found.violation is not None:
-        lines = replication_model.told(case, found.story)
-        told = "\n".join([str(case), *lines, f"  {found.violation}"])
-    return case, found.states, found.complete, told
+    """Explore a case of a few copies of a stream."""
+    exploration = replication_model.explore(case, limit=limit)
+    story_text = ""
+    if exploration.violation is not None:
+        lines = replication_model.story_lines(case, exploration.story)
+        story_text = "\n".join([str(case), *lines, f"  {exploration.violation}"])
+    return case, exploration.states, exploration.complete, story_text
 
 
 def run_copies(seed: int) -> tuple[Counter[str], str]:
-    """One simulated world of copies; the end of its story if it fails."""
+    """Simulate one world of copies; return its counts, and the end of the story if it fails."""
     outcome = replication_world.simulate(seed)
-    return outcome.tally, "" if outcome.violation is None else outcome.told()
+    return outcome.tally, "" if outcome.violation is None else outcome.story_end()
 
 
 def explore_producers(
     case: producer_model.Case | query_model.Case, limit: int
 ) -> tuple[producer_model.Case | query_model.Case, int, bool, str]:
-    """Explore all of what the producers of a stream can do in a case."""
+    """Explore a case of the producers of a stream."""
     if isinstance(case, query_model.Case):
-        found = query_model.explore(case, limit=limit)
+        exploration = query_model.explore(case, limit=limit)
     else:
-        found = producer_model.explore(case, limit=limit)
-    told = ""
-    if found.violation is not None:
-        lines = [f"  {step.event}" for step in found.story]
-        told = "\n".join([str(case), *lines, f"  {found.violation}"])
-    return case, found.states, found.complete, told
+        exploration = producer_model.explore(case, limit=limit)
+    story_text = ""
+    if exploration.violation is not None:
+        lines = [f"  {step.event}" for step in exploration.story]
+        story_text = "\n".join([str(case), *lines, f"  {exploration.violation}"])
+    return case, exploration.states, exploration.complete, story_text
 
 
 def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
-    """One simulated schedule; the story if it fails, shortened."""
+    """Simulate one schedule; return its counts, and the shortest story if it fails."""
     outcome = simulate(seed, size)
-    told = "" if outcome.violation is None else shrink(Plan.of(seed, size)).story()
-    return outcome.tally(), told
+    story_text = "" if outcome.violation is None else shrink(Plan.of(seed, size)).story()
+    return outcome.tally(), story_text
 
 
 def run_crashes(seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
-    """Some jobs that crash; the stories of those that fail."""
+    """Simulate some jobs that crash; return their counts, and the stories of those that fail."""
     tally: Counter[str] = Counter()
-    told = []
+    stories = []
     for seed in seeds:
         outcome = crashes.simulate(seed)
         tally += outcome.tally()
         if outcome.violation is not None:
-            told.append(outcome.story())
-    return tally, told
+            stories.append(outcome.story())
+    return tally, stories
 
 
 # ---------------------------------------------------------------- the whole
 
 
 def _of(family: Family, states: int) -> str:
-    """How much there is of a family, and what was seen of it."""
+    """Describe the size of a family, and how much of it was explored."""
     return f"of {len(family.scenarios):,} configurations, {states:,} states"
 
 
 class Prover:
-    """Runs the parts on all cores, shows progress, fills the report."""
+    """Runs the parts on all cores, shows progress, and fills the report."""
 
     def __init__(self, size: Size, console: Console, cores: int | None = None) -> None:
         self.size = size
@@ -344,7 +351,7 @@ class Prover:
         self.pool = ProcessPoolExecutor(cores or multiprocessing.cpu_count())
 
     def work(self, what: str, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
-        """Do pieces of work on all cores; results as they come."""
+        """Do pieces of work on all cores; yield the results as they come."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -358,7 +365,7 @@ class Prover:
                 yield done.result()
 
     def run(self) -> Report:
-        """All parts."""
+        """Run all parts, and return the report."""
         began = time.monotonic()
         try:
             self.production()
@@ -377,31 +384,31 @@ class Prover:
         self.report.check("time", round(time.monotonic() - began, 1), "s")
         return self.report
 
-    def violation(self, told: str) -> None:
-        """Show what is wrong."""
-        self.console.print(f"[red]violation[/] {told}", highlight=False)
+    def violation(self, story_text: str) -> None:
+        """Print a violation with its story."""
+        self.console.print(f"[red]violation[/] {story_text}", highlight=False)
 
     def production(self) -> None:
-        """Part 1."""
+        """Run part 1: the production rules."""
         explored = total = states = transitions = short = wrong = 0
         every = [(family, family.chosen(self.size)) for family in families()]
         left, seen = [len(chosen) for _, chosen in every], [0] * len(every)
-        # The large ones come first, so that all cores have work to the end.
+        # The large families come first, so that all cores have work to the end.
         jobs = [
             partial(explore_of, number, scenario, self.size.limit)
             for number in reversed(range(len(every)))
             for scenario in every[number][1]
         ]
-        for number, (_, some_states, some_transitions, complete, told) in self.work(
+        for number, (_, some_states, some_transitions, complete, story_text) in self.work(
             "configurations", jobs
         ):
             left[number] -= 1
             seen[number] += some_states
             transitions += some_transitions
             short += not complete
-            if told:
+            if story_text:
                 wrong += 1
-                self.violation(told)
+                self.violation(story_text)
             if not left[number]:
                 family, chosen = every[number]
                 text = f"{family.name}: {len(chosen):,} {_of(family, seen[number])}"
@@ -418,16 +425,16 @@ class Prover:
         self.report.check("violations", wrong, "violations", "= 0", wrong == 0)
 
     def original(self) -> None:
-        """Part 2."""
+        """Run part 2: the original rules."""
         holes = 0
         for name, hole in HOLES.items():
-            found = hole.find()
-            if found.violation is not None:
+            exploration = hole.find()
+            if exploration.violation is not None:
                 holes += 1
                 self.console.print(
-                    f"[bold]{name}[/] ({hole.scenario}): {found.violation}", highlight=False
+                    f"[bold]{name}[/] ({hole.scenario}): {exploration.violation}", highlight=False
                 )
-                for line in story_of(found.story):
+                for line in story_of(exploration.story):
                     self.console.print(f"    {line}", highlight=False)
         self.report.check("holes found in the original rules", holes, "holes", "= 5", holes == 5)
         sizes = ((2, 1, 2), (2, 1, 3), (2, 2, 2), (2, 2, 3), (3, 1, 2), (3, 1, 3))
@@ -443,54 +450,58 @@ class Prover:
         )
 
     def mutants(self) -> None:
-        """Part 3."""
+        """Run part 3: the mutants of the rescale rules."""
         self.catch("mutants caught", [partial(hunt, name, self.size.hunting) for name in MUTANTS])
 
     def saving_mutants(self) -> None:
-        """Part 6."""
+        """Run part 6: the mutants of saving and loading."""
         jobs = [partial(saving_mutants.hunt, name) for name in saving_mutants.MUTANTS]
         jobs += [partial(snapshot_mutants.hunt, name) for name in snapshot_mutants.MUTANTS]
         self.catch("mutants of saving caught", jobs)
 
     def connectors(self) -> None:
-        """Part 7."""
-        cases = feeding.CASES if self.size is QUICK else feeding.CASES + feeding.LARGE
+        """Run part 7: connectors."""
+        cases = (
+            ingest_exploration.CASES
+            if self.size is QUICK
+            else ingest_exploration.CASES + ingest_exploration.LARGE
+        )
         states = wrong = 0
-        for case, some_states, told in self.work(
-            "connectors", [partial(explore_feeding, case) for case in cases]
+        for case, some_states, story_text in self.work(
+            "connectors", [partial(explore_ingest, case) for case in cases]
         ):
             states += some_states
             self.console.print(f"connectors, {case}: {some_states:,} states", highlight=False)
-            if told:
+            if story_text:
                 wrong += 1
-                self.violation(told)
+                self.violation(story_text)
         text = f"cases, {states:,} states"
         self.report.check("connectors explored", len(cases), text)
         self.report.check("violations of connectors", wrong, "violations", "= 0", wrong == 0)
-        jobs = [partial(feeding_mutants.hunt, name) for name in feeding_mutants.MUTANTS]
+        jobs = [partial(ingest_mutants.hunt, name) for name in ingest_mutants.MUTANTS]
         self.catch("mutants of connectors caught", jobs)
 
     def raft(self) -> None:
-        """Part 8."""
+        """Run part 8: Raft."""
         cases = raft_model.CASES if self.size is QUICK else raft_model.CASES + raft_model.LARGE
         states = wrong = 0
-        for case, some_states, told in self.work(
+        for case, some_states, story_text in self.work(
             "Raft", [partial(explore_raft, case, self.size.limit) for case in cases]
         ):
             states += some_states
             self.console.print(f"Raft, {case}: {some_states:,} states", highlight=False)
-            if told:
+            if story_text:
                 wrong += 1
-                self.violation(told)
+                self.violation(story_text)
         self.report.check("Raft explored", len(cases), f"cases, {states:,} states")
         totals: Counter[str] = Counter()
-        for tally, told in self.work(
+        for tally, story_text in self.work(
             "clusters", [partial(run_world, seed) for seed in range(self.size.worlds)]
         ):
             totals += tally
-            if told:
+            if story_text:
                 wrong += 1
-                self.violation(told)
+                self.violation(story_text)
         text = f"clusters, {totals['terms']:,} leaders, {totals['crashes']:,} crashes"
         self.report.check("clusters simulated", totals["runs"], text)
         self.report.check("entries committed", totals["committed"], "entries")
@@ -499,31 +510,31 @@ class Prover:
         self.catch("mutants of Raft caught", jobs)
 
     def copies(self) -> None:
-        """Part 9."""
+        """Run part 9: copies of a stream."""
         cases: tuple[replication_model.Case, ...] = replication_model.CASES
         if self.size is not QUICK:
             cases += replication_model.LARGE
         states = wrong = short = 0
-        for case, some_states, complete, told in self.work(
+        for case, some_states, complete, story_text in self.work(
             "copies", [partial(explore_copies, case, self.size.limit) for case in cases]
         ):
             states += some_states
             short += not complete
             cut = "" if complete else ", cut short"
             self.console.print(f"copies, {case}: {some_states:,} states{cut}", highlight=False)
-            if told:
+            if story_text:
                 wrong += 1
-                self.violation(told)
+                self.violation(story_text)
         self.report.check("copies explored", len(cases), f"cases, {states:,} states")
         self.cut_short("copies cut short", short, f"of {len(cases)} cases")
         totals: Counter[str] = Counter()
-        for tally, told in self.work(
+        for tally, story_text in self.work(
             "copies", [partial(run_copies, seed) for seed in range(self.size.copies)]
         ):
             totals += tally
-            if told:
+            if story_text:
                 wrong += 1
-                self.violation(told)
+                self.violation(story_text)
         text = f"worlds, {totals['epochs']:,} epochs, {totals['crashes']:,} crashes"
         self.report.check("copies simulated", totals["runs"], text)
         self.report.check("violations of copies", wrong, "violations", "= 0", wrong == 0)
@@ -531,26 +542,26 @@ class Prover:
         self.catch("mutants of copies caught", jobs)
 
     def delivery(self) -> None:
-        """Part 10."""
+        """Run part 10: delivery to groups."""
         jobs = [partial(delivery_mutants.hunt, name) for name in delivery_mutants.MUTANTS]
         self.catch("mutants of delivery caught", jobs)
 
     def producers(self) -> None:
-        """Part 11."""
+        """Run part 11: producers."""
         cases: tuple[producer_model.Case | query_model.Case, ...]
         cases = producer_model.CASES + query_model.CASES
         if self.size is not QUICK:
             cases += producer_model.LARGE + query_model.LARGE
         states = wrong = short = 0
-        for case, some_states, complete, told in self.work(
+        for case, some_states, complete, story_text in self.work(
             "producers", [partial(explore_producers, case, self.size.limit) for case in cases]
         ):
             states += some_states
             short += not complete
             self.console.print(f"producers, {case}: {some_states:,} states", highlight=False)
-            if told:
+            if story_text:
                 wrong += 1
-                self.violation(told)
+                self.violation(story_text)
         self.report.check("producers explored", len(cases), f"cases, {states:,} states")
         self.cut_short("producers cut short", short, f"of {len(cases)} cases")
         self.report.check("violations of producers", wrong, "violations", "= 0", wrong == 0)
@@ -559,7 +570,7 @@ class Prover:
         self.catch("mutants of producers caught", jobs)
 
     def cut_short(self, called: str, short: int, of: str) -> None:
-        """How many were not explored to their end; in a quick run none may be."""
+        """Report how many explorations were cut short; in a quick run none may be."""
         quick = self.size is QUICK
         self.report.check(called, short, of, "= 0" if quick else "", not (quick and short))
 
@@ -575,15 +586,15 @@ class Prover:
         self.report.check(called, caught, "mutants", f"= {len(jobs)}", caught == len(jobs))
 
     def simulations(self) -> None:
-        """Part 4."""
+        """Run part 4: simulated schedules."""
         totals: Counter[str] = Counter()
         small = self.size.schedules
         jobs = [partial(run_seed, seed, 0.3) for seed in range(small)]
         jobs += [partial(run_seed, seed, 1.0) for seed in range(small, small + self.size.large)]
-        for tally, told in self.work("simulated schedules", jobs):
+        for tally, story_text in self.work("simulated schedules", jobs):
             totals += tally
-            if told:
-                self.violation(told)
+            if story_text:
+                self.violation(story_text)
         self.report.check("simulated schedules", totals["schedules"], "schedules")
         self.report.check("records", totals["records"], "records")
         self.report.check("rescales", totals["rescales"], "rescales", "> 0", totals["rescales"] > 0)
@@ -597,14 +608,16 @@ class Prover:
         self.report.check("schedules with a violation", wrong, "schedules", "= 0", wrong == 0)
 
     def crashes(self) -> None:
-        """Part 5."""
+        """Run part 5: jobs that crash."""
         totals: Counter[str] = Counter()
         seeds = range(self.size.crashing)
-        some = [seeds[at : at + CRASHES_AT_ONCE] for at in range(0, len(seeds), CRASHES_AT_ONCE)]
-        for tally, told in self.work("jobs that crash", [partial(run_crashes, s) for s in some]):
+        batches = [seeds[at : at + CRASHES_AT_ONCE] for at in range(0, len(seeds), CRASHES_AT_ONCE)]
+        for tally, stories in self.work(
+            "jobs that crash", [partial(run_crashes, s) for s in batches]
+        ):
             totals += tally
-            for story_told in told:
-                self.violation(story_told)
+            for story_text in stories:
+                self.violation(story_text)
         self.report.check("jobs that crash", totals["jobs"], f"jobs, {totals['runs']:,} runs")
         kinds = f"snapshots, {totals['increments']:,} of what changed"
         self.report.check("snapshots committed and read", totals["snapshots"], kinds)
@@ -616,8 +629,8 @@ class Prover:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prove, report, and say by the exit code whether all is as it must be."""
-    everything = "all configurations, none left out: many hours"
+    """Run the proof, and print the report; the exit code is 0 if all checks pass."""
+    everything = "explore all configurations; takes many hours"
     chosen, console = options("prove", "The proof of the rescale protocol.", argv, everything)
     size = QUICK if chosen.quick else EXHAUSTIVE if chosen.exhaustive else DEFAULT
     return Prover(size, console).run().finish(chosen)

@@ -1,4 +1,4 @@
-"""One form for everything that measures: checks with a value, a goal and a verdict.
+"""One report for everything that measures: checks with a value, a goal and a verdict.
 
 `./run prove`, `./run demo` and `./run bench NAME` all end with a table of checks for people, or with `--json` with one
 line for programs: ``{"name", "pass", "checks": [{"name", "value", "unit", "goal", "pass"}]}``. Their exit code is 0
@@ -21,7 +21,7 @@ Value = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing measured; without a goal it is only told, and passes."""
+    """One measurement; without a goal it is only reported, and passes."""
 
     name: str
     value: Value
@@ -45,11 +45,11 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether all is as it must be."""
+        """Return whether all checks pass."""
         return all(check.passed for check in self.checks)
 
     def as_json(self) -> str:
-        """The report as one line.
+        """Return the report as one line of JSON.
 
         >>> report = Report("example")
         >>> report.check("answers", 42, "answers", goal="= 42", passed=True)
@@ -64,7 +64,7 @@ class Report:
         return json.dumps({"name": self.name, "pass": self.passed, "checks": checks})
 
     def show(self, console: Console) -> None:
-        """The report as a table."""
+        """Print the report as a table."""
         table = Table(title=self.name, title_justify="left")
         table.add_column("check")
         table.add_column("value", justify="right")
@@ -75,12 +75,12 @@ class Report:
             if isinstance(check.value, float):
                 value = f"{check.value:,.3g}" if abs(check.value) < 1000 else f"{check.value:,.0f}"
             mark = ("[green]ok[/]" if check.passed else "[red]FAILS[/]") if check.goal else ""
-            told = escape(f"{value} {check.unit}".strip())
-            table.add_row(escape(check.name), told, escape(check.goal), mark)
+            text = escape(f"{value} {check.unit}".strip())
+            table.add_row(escape(check.name), text, escape(check.goal), mark)
         console.print(table)
 
     def finish(self, options: argparse.Namespace) -> int:
-        """Print the report as the options ask for; the exit code."""
+        """Print the report in the form that `options` ask for; return the exit code."""
         if options.json:
             print(self.as_json(), flush=True)
         else:
@@ -97,16 +97,16 @@ def options(
     exhaustive: str = "",
     more: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> tuple[argparse.Namespace, Console]:
-    """The options everything that measures takes, and where its progress goes (never stdout).
+    """Parse the options that all measuring commands share; return them, and a console for progress on stderr.
 
-    `exhaustive` is what the option of that name does, where there is one; `more` adds options of one's own.
+    `exhaustive` is the help text of the option of that name, where there is one; `more` adds further options.
     """
     parser = argparse.ArgumentParser(prog=f"./run {name}", description=description)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object as the last line"
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a smaller run, about a minute")
+    size.add_argument("--quick", action="store_true", help="do a smaller run of about a minute")
     if exhaustive:
         size.add_argument("--exhaustive", action="store_true", help=exhaustive)
     more(parser)

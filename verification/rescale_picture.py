@@ -1,8 +1,8 @@
-"""A live rescale as a picture: latency, throughput, and who holds which keys, while records flow on.
+"""Draw a live rescale: latency, throughput, and the keys of each worker, while records flow on.
 
-One glance should tell what a page of the design explains: keys change hands a few at a time, and the records of all
-others do not wait for them. Plain SVG, written by hand: it needs nothing installed and opens in any browser, on a light
-or on a dark page.
+The picture shows at a glance what a page of the design explains: keys move a few at a time, and the records of all
+other keys do not wait for them. Plain SVG, written by hand: it needs nothing installed and opens in any browser, on a
+light or on a dark page.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Rescale:
-    """One rescale: from when keys began to move until it was over, in seconds."""
+    """One rescale: from the first moved key to its end, in seconds."""
 
     before: int
     after: int
@@ -56,9 +56,9 @@ class Rescale:
 
 @dataclass(slots=True)
 class Story:
-    """What there is to see, by intervals of `every` seconds.
+    """The data of a picture, by intervals of `every` seconds.
 
-    Latencies are in milliseconds; keys are told at `times`, in seconds.
+    Latencies are in milliseconds; the numbers of keys are known at `times`, in seconds.
     """
 
     title: str
@@ -74,7 +74,7 @@ class Story:
 
     @property
     def duration(self) -> float:
-        """How long it took, in seconds."""
+        """Return the length of the story in seconds."""
         return max(self.every * len(self.rate), self.times[-1] if self.times else 0.0, self.every)
 
 
@@ -104,13 +104,13 @@ def draw(story: Story) -> str:
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    """Words at a place."""
+    """Return text at a position."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text {place} class="{kind}">{escape(words)}</text>'
 
 
 def ticks(top: float, most: int = 4) -> list[int]:
-    """Round numbers for an axis that reaches to `top`.
+    """Return round numbers for an axis that reaches to `top`.
 
     >>> ticks(300), ticks(47), ticks(2400, most=8)
     ([0, 100, 200, 300], [0, 20, 40], [0, 500, 1000, 1500, 2000])
@@ -120,7 +120,7 @@ def ticks(top: float, most: int = 4) -> list[int]:
 
 
 class Scale:
-    """Where values lie in a panel; time is the same in all of them."""
+    """The scale of a panel; time is the same in all panels."""
 
     def __init__(self, story: Story, panel: str, top: float) -> None:
         self.story = story
@@ -128,19 +128,19 @@ class Scale:
         self.top = max(1.0, top)
 
     def x(self, at: float) -> float:
-        """Where a time lies."""
+        """Return the position of a time."""
         return LEFT + (WIDTH - LEFT - RIGHT) * at / self.story.duration
 
     def y(self, value: float) -> float:
-        """Where a value lies."""
+        """Return the position of a value."""
         return self.begin + self.height * (1 - value / self.top)
 
     def marks(self) -> Iterable[tuple[float, str]]:
-        """The values to draw a line at, and what to call them."""
+        """Yield the values that get a line, with their labels."""
         return ((value, f"{value:,}") for value in ticks(self.top))
 
     def axis(self, heading: str) -> Iterator[str]:
-        """The heading, lines at round values, and the values."""
+        """Yield the heading, lines at round values, and the labels."""
         yield text(LEFT, self.begin - 10, heading, "strong")
         for value, name in self.marks():
             y = self.y(value)
@@ -149,14 +149,14 @@ class Scale:
             yield text(LEFT - 8, y + 4, name, "soft", "end")
 
     def points(self, times: Sequence[float], values: Sequence[float]) -> list[str]:
-        """Where values lie."""
+        """Return the positions of values."""
         return [
             f"{self.x(at):.1f} {self.y(value):.1f}" for at, value in zip(times, values, strict=True)
         ]
 
 
 class LogScale(Scale):
-    """Where values lie when every tenfold takes the same height."""
+    """A scale on which each power of ten takes the same height."""
 
     def __init__(self, story: Story, panel: str, lowest: float, top: float) -> None:
         super().__init__(story, panel, top)
@@ -164,17 +164,17 @@ class LogScale(Scale):
         self.high = max(self.low + 1, ceil(log10(max(top, 1.0))))
 
     def y(self, value: float) -> float:
-        """Where a value lies."""
+        """Return the position of a value."""
         part = (log10(max(value, 10.0**self.low)) - self.low) / (self.high - self.low)
         return self.begin + self.height * (1 - part)
 
     def marks(self) -> Iterable[tuple[float, str]]:
-        """Powers of ten."""
+        """Yield powers of ten, with their labels."""
         return ((10.0**power, f"{10.0**power:g}") for power in range(self.low, self.high + 1))
 
 
 def _rescales(story: Story) -> Iterator[str]:
-    """Bands behind all panels, and a bracket that says what is being changed."""
+    """Yield bands behind all panels, and a bracket that names the change."""
     scale = Scale(story, "latency", 1)
     top = PANELS["latency"][0] - 34
     bottom = sum(PANELS["keys"])
@@ -190,9 +190,9 @@ def _rescales(story: Story) -> Iterator[str]:
 
 
 def _latency(story: Story) -> Iterator[str]:
-    """Lines: how long records took."""
-    known = [value for value in story.median if value > 0]
-    lowest, top = min(known, default=1.0), max(story.longest, default=1.0)
+    """Yield lines: latencies of records."""
+    positive = [value for value in story.median if value > 0]
+    lowest, top = min(positive, default=1.0), max(story.longest, default=1.0)
     scale = LogScale(story, "latency", lowest, top)
     yield from scale.axis(f"Latency, ms, in every {story.every * 1000:.0f} ms")
     lines = {"median": story.median, "p99": story.p99, "longest": story.longest}
@@ -206,7 +206,7 @@ def _latency(story: Story) -> Iterator[str]:
 
 
 def _rate(story: Story) -> Iterator[str]:
-    """Bars: records a second."""
+    """Yield bars: records a second."""
     scale = Scale(story, "rate", max(story.rate, default=1))
     yield from scale.axis("Records a second")
     width = max(0.5, scale.x(story.every) - scale.x(0) - 1)
@@ -219,7 +219,7 @@ def _rate(story: Story) -> Iterator[str]:
 
 
 def _keys(story: Story) -> Iterator[str]:
-    """Areas, one on the other: the keys of each worker."""
+    """Yield stacked areas: the keys of each worker."""
     layers = sorted(story.held.items())
     sums = [sum(values) for values in zip(*story.held.values(), strict=True)]
     scale = Scale(story, "keys", max(sums, default=1))
@@ -237,7 +237,7 @@ def _keys(story: Story) -> Iterator[str]:
 
 
 def _time(story: Story) -> Iterable[str]:
-    """The axis of time below everything."""
+    """Yield the axis of time below everything."""
     scale = Scale(story, "keys", 1)
     y = sum(PANELS["keys"]) + 18
     for at in ticks(story.duration, most=8):

@@ -1,4 +1,4 @@
-"""A flow under a steady load is rescaled live, measured and judged: what the demo and the benchmark share."""
+"""Rescale a flow live under a steady load, measure and judge the run: shared by the demo and the benchmark."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ STAGE: Final = "by key"
 
 
 class RunError(RailgunError):
-    """The run did not come to its end."""
+    """Raised when a run does not come to its end."""
 
 
 class Runs(Protocol):
-    """What is needed of a job."""
+    """What a run needs of a job."""
 
     def scale(self, workers: int) -> None:
         """Ask for a number of workers."""
 
     def status(self) -> dict[str, Any]:
-        """What there is to know."""
+        """Return the status of the job."""
         ...
 
     def events(self, after: int = 0) -> list[Any]:
-        """What happened."""
+        """Return the events after the given number."""
         ...
 
     def stop(self) -> object:
@@ -43,13 +43,13 @@ class Runs(Protocol):
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end."""
+        """Wait for the end; return whether it came."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds from when a record was due until it was through."""
+    """Milliseconds from the time a record was due until it arrived."""
 
     records: int
     p50: float
@@ -58,7 +58,7 @@ class Latency:
 
     @staticmethod
     def of(rows: Rows) -> Latency:
-        """Of these rows."""
+        """Return the latencies of `rows`."""
         if not len(rows):
             return Latency(0, 0.0, 0.0, 0.0)
         took = (rows[:, 3] - rows[:, 2]) / 1000
@@ -68,7 +68,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One rescale: how long keys moved (seconds since the epoch), and how records fared meanwhile."""
+    """One rescale: how long keys moved (seconds since the epoch), and the latencies meanwhile."""
 
     before: int
     after: int
@@ -81,13 +81,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Return how long the rescale took."""
         return self.end - self.begin
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run."""
+    """The results of a run."""
 
     verdict: Verdict
     steady: Latency
@@ -96,7 +96,7 @@ class Result:
     restarts: int
 
     def check(self, report: Report, which: str = "") -> None:
-        """What must be in any run: every record there, once, in order, and nothing restarted."""
+        """Add the checks that hold for any run: every record arrived, once, in order, and nothing restarted."""
         verdict = self.verdict
         report.check(f"records{which}", verdict.records, "records", "> 0", verdict.records > 0)
         for name, count in (
@@ -110,7 +110,7 @@ class Result:
 
 @dataclass(slots=True)
 class RescaleRun:
-    """Waits until all keys are there, then rescales; `show` is called with each status."""
+    """Waits until all keys exist, then rescales; `show` is called with each status."""
 
     job: Runs
     load: Load
@@ -123,10 +123,10 @@ class RescaleRun:
     _samples: list[tuple[float, dict[int, int]]] = field(default_factory=list)
 
     def run(self) -> Result:
-        """Do it all."""
+        """Perform the whole run."""
         keys = self.load.keys_of_part * PARTS
         self._until("filling the state", lambda: sum(self._samples[-1][1].values()) >= keys)
-        self._for("a steady load", 1.0)  # what piled up meanwhile has gone
+        self._for("a steady load", 1.0)  # until the backlog is gone
         begin = time.time()
         self._for("a steady load", self.pause)
         moves = []
@@ -150,9 +150,9 @@ class RescaleRun:
     # ------------------------------------------------------------ while it runs
 
     def _rescale(self, before: int, after: int) -> tuple[float, float, float]:
-        """When it was asked for, began and ended."""
+        """Rescale; return when that was requested, began and ended."""
         last = max((event.number for event in self.job.events()), default=0)
-        asked = time.time()
+        requested = time.time()
         self.job.scale(after)
         what = f"{before} → {after} workers"
 
@@ -163,7 +163,7 @@ class RescaleRun:
         begin, end = when("rescaling"), when("rescaled")
         assert begin is not None
         assert end is not None
-        return asked, begin, end
+        return requested, begin, end
 
     def _until(self, what: str, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.patience
@@ -232,6 +232,6 @@ class RescaleRun:
 
 
 def _between(rows: Rows, begin: float, end: float) -> Rows:
-    """The rows that were due in this time."""
+    """Return the rows that were due in an interval."""
     due = rows[:, 2]
     return rows[(due >= begin * 1e6) & (due <= end * 1e6)]

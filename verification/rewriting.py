@@ -1,4 +1,4 @@
-"""Mutants by rewriting: a production function with some of its text replaced, and everything else as it is."""
+"""Make mutants by rewriting: a production function with some of its text replaced, and the rest unchanged."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from railgun.errors import RailgunError
 
 Change = tuple[Any, str, Any]
-"""An attribute of a module or class, and what is put in its place."""
+"""An attribute of a module or class, and its replacement."""
 
 
 class StaleMutantError(RailgunError):
-    """The production code does not contain the text that a mutant replaces."""
+    """Raised when the production code does not contain the text that a mutant replaces."""
 
 
 def rewritten(owner: Any, name: str, *edits: tuple[str, str]) -> Change:
-    """Return `owner.name` with `edits` (old text, new text) made in its source, to be put in its place."""
+    """Return the replacement of `owner.name` with `edits` (old text, new text) made in its source."""
     original = inspect.getattr_static(owner, name)
     function: Any = original.fget if isinstance(original, property) else original
     source = textwrap.dedent(inspect.getsource(function))
@@ -27,6 +27,6 @@ def rewritten(owner: Any, name: str, *edits: tuple[str, str]) -> Change:
                 f"{function.__qualname__} has {source.count(old)} times the text {old!r}: rewrite the mutant"
             )
         source = source.replace(old, new)
-    made: dict[str, Any] = {}
-    exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, made)
-    return owner, name, made[name]
+    namespace: dict[str, Any] = {}
+    exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, namespace)
+    return owner, name, namespace[name]

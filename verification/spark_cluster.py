@@ -1,12 +1,12 @@
-"""A real Spark cluster on this machine: master and workers of Spark's own, from the pip package.
+"""Run a real Spark cluster on this machine: Spark's own master and workers, from the pip package.
 
-Local mode has one JVM and no executors to lose. This starts a standalone cluster on loopback, as
-processes on free ports with a scratch directory, and ends all it has started:
+Local mode has one JVM and no executors to lose. This module starts a standalone cluster on loopback, as processes on
+free ports with a scratch directory, and ends all processes it has started::
 
     with standalone(workers=2) as cluster:
         spark = session("test", cluster.url, conf=DYNAMIC)
 
-Spark's own workers are the machines of the cluster; ours run in tasks on the executors they start.
+Spark's own workers are the machines of the cluster; Railgun's run in tasks on the executors they start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DYNAMIC = {
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": QUICK_JVM_OPTIONS,
 }
-"""Settings by which executors come with tasks that wait for a slot, and go when they are idle."""
+"""Settings that add executors for tasks that wait for a slot, and remove idle executors."""
 
 BEGIN_WITHIN = 120.0
 END_WITHIN = 15.0
@@ -51,27 +51,27 @@ EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 class StandaloneError(RailgunError):
-    """The cluster did not come up; tells the end of the log in question."""
+    """Raised when the cluster does not start; has the end of the log in question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standalone:
-    """A cluster that is running."""
+    """A running cluster."""
 
     url: str
     page: str
-    """The address of the master's page, which is there as JSON, too."""
+    """The address of the master's page, which is also served as JSON."""
     processes: tuple[int, ...]
-    """Master and workers, by id."""
+    """Process ids of the master and the workers."""
 
     def status(self) -> dict[str, Any]:
-        """What the master tells of itself, its workers and applications."""
+        """Return the master's report on itself, its workers and applications."""
         with urllib.request.urlopen(f"{self.page}/json/", timeout=10) as answer:
             told: dict[str, Any] = json.load(answer)
         return told
 
     def executors(self) -> list[int]:
-        """The processes of executors, by id."""
+        """Return the process ids of the executors."""
         return [
             pid
             for pid, parent, command in _processes()
@@ -81,7 +81,7 @@ class Standalone:
 
 @contextmanager
 def standalone(workers: int = 2, cores: int = 4, memory: str = "4g") -> Iterator[Standalone]:
-    """A cluster of this many machines, as Spark sees it, each with these cores and this memory."""
+    """Start a cluster of so many machines, as Spark sees it, each with these cores and this memory."""
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as directory:
         scratch = Path(directory)
@@ -107,16 +107,16 @@ def standalone(workers: int = 2, cores: int = 4, memory: str = "4g") -> Iterator
 
 
 def _start(role: str, arguments: list[str], scratch: Path, log: Path) -> subprocess.Popen[bytes]:
-    found = importlib.util.find_spec("pyspark")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
         raise StandaloneError("pyspark is not installed")
-    home = Path(found.submodule_search_locations[0])
+    home = Path(spec.submodule_search_locations[0])
     environment = os.environ | {
         "JAVA_HOME": str(find_java(os.environ)),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_LOCAL_DIRS": str(scratch / "local"),
-        "SPARK_CONF_DIR": str(scratch / "conf"),  # none but the defaults
+        "SPARK_CONF_DIR": str(scratch / "conf"),  # only the defaults
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM_OPTIONS} -Dspark.master.rest.enabled=false",
     }
@@ -148,7 +148,7 @@ def _await_line(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> st
 
 
 def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the groups of these processes, executors included: first by asking."""
+    """End the process groups of these processes, executors included: first by SIGTERM."""
     executors = {
         pid
         for pid, parent, command in _processes()
@@ -169,7 +169,7 @@ def _await(look: Callable[[], bool]) -> None:
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:
-    """All processes of the machine: id, parent's id, command."""
+    """Yield all processes of the machine: id, parent's id, command."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             status = (entry / "stat").read_text().rpartition(")")[2].split()

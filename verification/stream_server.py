@@ -1,4 +1,4 @@
-"""`asyncio.start_server` that closes what it accepts, also what it accepts at the last moment."""
+"""`asyncio.start_server` that closes all connections it accepts, even those accepted at the last moment."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class StreamServer:
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen. Raises `OSError`."""
+        """Listen on `host` and `port`. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Accepted(self), host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Accept no more, and end all connections and tasks."""
+        """Stop accepting, and end all connections and tasks."""
         self.closing = True
         server, self._server = self._server, None
         if server is not None:
@@ -49,7 +49,7 @@ class StreamServer:
         await asyncio.sleep(0)  # connections that tasks have opened are closed in the next turn
 
     def cut(self) -> None:
-        """End all connections at once, whatever was written."""
+        """Reset all connections at once, whatever was written."""
         for transport in list(self.transports):
             transport.abort()
 
@@ -78,7 +78,7 @@ class _Accepted(asyncio.StreamReaderProtocol):
             self._made.abort()
             return
         loop = asyncio.get_running_loop()
-        # A writer that nobody has any more closes its connection, whenever it is collected.
+        # A writer without references closes its connection whenever it is collected.
         self._writer = asyncio.StreamWriter(self._made, self, self._streams, loop)
         task = loop.create_task(_talk(server.talk, self._streams, self._writer))
         server.tasks.add(task)
@@ -92,7 +92,7 @@ class _Accepted(asyncio.StreamReaderProtocol):
             task.get_loop().call_exception_handler(context)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it: its socket is closed when this returns."""
+        """Forget the connection: its socket is closed when this returns."""
         super().connection_lost(exc)
         self._accepted_by.transports.discard(self._made)
 

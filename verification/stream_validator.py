@@ -1,4 +1,4 @@
-"""Whether what came out of a flow is what went in, stream by stream: nothing lost, nothing twice, in order."""
+"""Check that the output of a flow is its input, stream by stream: nothing lost, nothing twice, in order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 def check_streams(
     found: Iterable[tuple[str, Any]], sent: Mapping[str, Sequence[Any]], *, whole: bool
 ) -> str:
-    """What is wrong with what came out, as `(stream, message)` in order; empty: nothing.
+    """Return how the output of a flow differs from its input, or an empty text.
 
-    Of each stream it must be the first messages that were sent, or, `whole`, all of them.
+    `found` has the output as `(stream, message)` in order. The messages of each stream must be the first ones that were
+    sent, or, `whole`, all of them.
 
     >>> check_streams([("a", 1), ("b", 7), ("a", 2)], {"a": [1, 2, 3], "b": [7]}, whole=False)
     ''

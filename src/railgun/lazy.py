@@ -1,4 +1,4 @@
-"""Imports that wait until they are used: public names, so that `import railgun` stays quick, and packages of extras."""
+"""Import modules on first use: public names, so that `import railgun` stays quick, and packages of extras."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class MissingExtraError(RailgunError, ImportError):
 
 
 def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`, which imports each name from its module; `modules` has the names of each.
+    """Return a `__getattr__` for `package` that imports a name from its module on first use.
 
-    Modules are relative to the package if they begin with a dot.
+    `modules` maps each module to its names. A module that begins with a dot is relative to the package.
 
     >>> lazy_names("json", {".decoder": ("JSONDecoder",)})("JSONDecoder").__name__
     'JSONDecoder'
     """
-    where = {name: module for module, names in modules.items() for name in names}
+    module_of = {name: module for module, names in modules.items() for name in names}
 
-    def find(name: str) -> Any:
-        if name not in where:
+    def load(name: str) -> Any:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(where[name], package), name)
+        return getattr(importlib.import_module(module_of[name], package), name)
 
-    return find
+    return load
 
 
 def optional_import(module: str) -> ModuleType:

@@ -80,10 +80,10 @@ def refused(terminal: Terminal, flow: str, *words: str) -> str:
 
 def test_a_source_without_input(terminal: Terminal) -> None:
     assert refused(terminal, "one") == (
-        "source 'orders' has no input: --input orders=parquet:PATH, or --input orders=source for what it has itself"
+        "source 'orders' has no input: --input orders=parquet:PATH, or --input orders=source to read the source itself"
     )
     assert refused(terminal, "two", "--input", "old=source") == (
-        "source 'new' has no input: --input new=parquet:PATH, or --input new=source for what it has itself"
+        "source 'new' has no input: --input new=parquet:PATH, or --input new=source to read the source itself"
     )
 
 
@@ -112,7 +112,7 @@ def test_an_input_that_is_no_format_and_path(terminal: Terminal, told: str) -> N
 
 def test_a_path_may_have_an_equals_sign(terminal: Terminal) -> None:
     told = refused(terminal, "one", "--input", "parquet:history/year=2024")
-    assert told.startswith("where does source 'orders' go on, live, after its table?")
+    assert told.startswith("where does source 'orders' continue live, after its table?")
 
 
 def test_a_flow_with_two_sources_has_them_named(terminal: Terminal) -> None:
@@ -137,9 +137,9 @@ def test_a_table_does_not_say_where_its_source_goes_on(
     terminal: Terminal, flow: str, source: str, words: tuple[str, ...]
 ) -> None:
     assert refused(terminal, flow, *words) == (
-        f"where does source '{source}' go on, live, after its table? --at {source}:PART=POSITION (of a stream: its "
-        f"name and an offset; of a file: its name and done), or --at {source}:start if none of what it has is in the "
-        "table"
+        f"where does source '{source}' continue live, after its table? --at {source}:PART=POSITION (of a stream: "
+        f"its name and an offset; of a file: its name and done), or --at {source}:start if the table has none of its "
+        "data"
     )
 
 
@@ -180,11 +180,11 @@ def test_the_end_of_what_has_none(terminal: Terminal, folder: Path) -> None:
 
 
 def test_a_source_that_is_read_itself_has_its_own_order_and_positions(terminal: Terminal) -> None:
-    own = "is read itself: it has its own order and positions, without --order-by and --at"
+    own = "=source reads the source itself, in its own order and positions: leave out --order-by and --at"
     for words in (("--at", "start"), ("--at", "a.jsonl=done"), ("--order-by", "day")):
-        assert refused(terminal, "one", "--input", "source", *words) == f"source 'orders' {own}"
+        assert refused(terminal, "one", "--input", "source", *words) == f"--input orders{own}"
     both = (*BOTH, "--at", "old:start", "--at", "new:7")
-    assert refused(terminal, "two", *both) == f"source 'new' {own}"
+    assert refused(terminal, "two", *both) == f"--input new{own}"
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_people_can_see_what_waits_and_give_it_up(
     assert said == f"{txn} is damaged: 2 records of demo, out for snapshot 7"
     assert main(["sink", "drop", new(), "--yes", *data]) == FAILED
     assert main(["sink", "drop", txn, *data]) == USAGE
-    assert "lose 2 records of demo, out for snapshot 7 for good" in capsys.readouterr().err
+    assert "delete 2 records of demo, out for snapshot 7 for good" in capsys.readouterr().err
     assert main(["sink", "drop", txn, "--yes", *data]) == DONE
     assert main(["sink", "moved", "--yes", *data]) == DONE
     part = Participant(tmp_path / "sink", Shelf())

@@ -537,7 +537,7 @@ def test_on_a_terminal_it_asks(
     finally:
         os.close(ours)
         os.close(theirs)
-    assert out.startswith("take all messages out of asked? That cannot be taken back. [y/N] ")
+    assert out.startswith("delete all messages of asked? That cannot be taken back. [y/N] ")
     assert (process.returncode, "nothing was done" in error) == (code, code == FAILED)
     _, [told] = terminal.json("stream", "info", "asked")
     assert told["stream"]["end"] - told["stream"]["first"] == left

@@ -251,7 +251,7 @@ def test_at_least_once_publishes_as_items_come(node: Served, client: SyncClient)
 def test_what_is_staged_is_seen_when_it_is_committed_and_once(
     node: Served, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_sink, "PIECE", 1000)
+    monkeypatch.setattr(stream_sink, "PIECE_BYTES", 1000)
     sink = StreamSink("totals", format="text", data=node.data)
     first, second = sink.open(place()), sink.open(place(worker=1))
     assert first.prepare(1) is None  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from railgun.sinkserver.staged import Given
+from railgun.sinkserver.staged import InMemoryRecords
 
 
 class Database:
@@ -29,5 +29,5 @@ class Database:
             return cursor.fetchall() if cursor.description else []
 
 
-def rows(*items: Any) -> Given:
-    return Given([json.dumps(item).encode() for item in items])
+def rows(*items: Any) -> InMemoryRecords:
+    return InMemoryRecords([json.dumps(item).encode() for item in items])

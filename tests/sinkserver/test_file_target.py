@@ -11,7 +11,7 @@ import pytest
 from railgun.ingest.errors import SinkError
 from railgun.sinks.staging import sync_directory
 from railgun.sinkserver.file_target import FileTarget
-from railgun.sinkserver.staged import Given
+from railgun.sinkserver.staged import InMemoryRecords
 from railgun.sinkserver.targets import TargetError
 
 
@@ -60,8 +60,8 @@ class Disk:
 def test_whenever_power_is_lost_all_that_was_promised_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("railgun.sinkserver.file_target._LINES", 4)
-    monkeypatch.setattr("railgun.sinkserver.file_target.REMEMBERED", 2)
+    monkeypatch.setattr("railgun.sinkserver.file_target._REWRITE_LINES", 4)
+    monkeypatch.setattr("railgun.sinkserver.file_target.REMEMBERED_TRANSACTIONS", 2)
     disk = Disk(tmp_path / "disk")
     disk.root.mkdir()
     disk.names[disk.root.stat().st_ino] = {}
@@ -73,7 +73,7 @@ def test_whenever_power_is_lost_all_that_was_promised_is_there(
         target.path.unlink()  # somebody takes it away while nothing is in it
         sync_directory(target.path.parent)
         for n, line in enumerate(lines):
-            target.apply(f"t{n}", Given([line]))
+            target.apply(f"t{n}", InMemoryRecords([line]))
             disk.promised = n + 1
             disk.remember()
         target.close()
@@ -88,7 +88,7 @@ def test_whenever_power_is_lost_all_that_was_promised_is_there(
             found = again.path.read_bytes().splitlines()
             assert found in (lines[:promised], lines[: promised + 1]), f"moment {moment}"
             for n in range(max(0, promised - 1), len(lines)):
-                again.apply(f"t{n}", Given([lines[n]]))
+                again.apply(f"t{n}", InMemoryRecords([lines[n]]))
             again.close()
             assert again.path.read_bytes().splitlines() == lines
     assert len(disk.moments) > 3 * len(lines)
@@ -99,7 +99,7 @@ def test_a_journal_that_is_damaged_within_is_told_and_nothing_is_cut_off(tmp_pat
     target = FileTarget(path)
     target.open()
     for n in range(5):
-        target.apply(f"t{n}", Given([b"line %d" % n]))
+        target.apply(f"t{n}", InMemoryRecords([b"line %d" % n]))
     target.close()
     whole, lines = path.read_bytes(), journal.read_bytes().splitlines(keepends=True)
     for at in range(len(lines) - 1):
@@ -121,7 +121,7 @@ def test_a_journal_that_is_damaged_within_is_told_and_nothing_is_cut_off(tmp_pat
             assert (path.read_bytes(), journal.read_bytes()) == (whole, damaged)
     journal.write_bytes(b"".join(lines))
     target.open()
-    target.apply("t4", Given([b"line 4"]))
+    target.apply("t4", InMemoryRecords([b"line 4"]))
     target.close()
     assert path.read_bytes() == whole
 
@@ -129,21 +129,21 @@ def test_a_journal_that_is_damaged_within_is_told_and_nothing_is_cut_off(tmp_pat
 def test_what_fails_leaves_no_files_open(tmp_path: Path) -> None:
     target = FileTarget(tmp_path / "out.txt")
     target.open()
-    target.apply("t1", Given([b"one"]))
+    target.apply("t1", InMemoryRecords([b"one"]))
     target.path.write_bytes(b"")
 
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    with pytest.raises(TargetError, match="somebody has cut or replaced it"):
-        target.apply("t2", Given([b"two"]))
+    with pytest.raises(TargetError, match="another program has cut or"):
+        target.apply("t2", InMemoryRecords([b"two"]))
     before = count()
     for _ in range(5):
-        for way in (target.open, lambda: target.apply("t2", Given([b"two"]))):
-            with pytest.raises(TargetError, match="somebody has cut or replaced it"):
+        for way in (target.open, lambda: target.apply("t2", InMemoryRecords([b"two"]))):
+            with pytest.raises(TargetError, match="another program has cut or"):
                 way()
     assert count() == before
     target.path.write_bytes(b"one\n")
-    target.apply("t2", Given([b"two"]))
+    target.apply("t2", InMemoryRecords([b"two"]))
     target.close()
     assert target.path.read_bytes() == b"one\ntwo\n"

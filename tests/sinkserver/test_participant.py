@@ -129,7 +129,7 @@ def test_a_vote_is_no_if_the_numbers_differ(
 
 
 def test_a_vote_is_no_for_what_is_unknown_or_no_records(part: Participant) -> None:
-    with pytest.raises(SinkError, match="nothing is here"):
+    with pytest.raises(SinkError, match="has not begun here"):
         part.prepare(new(), 1, 5, 1)
     txn = new()
     part.begin(txn, "demo", "out", 1, 0)
@@ -218,8 +218,8 @@ def test_what_is_only_sent_cannot_be_committed(part: Participant, shelf: Shelf) 
 def test_of_committed_ones_the_last_are_remembered(
     part: Participant, shelf: Shelf, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KEPT", 10)
-    monkeypatch.setattr(module, "_LINES", 20)
+    monkeypatch.setattr(module, "KEPT_IDS", 10)
+    monkeypatch.setattr(module, "_REWRITE_LINES", 20)
     txns = [sent(part, b"%d" % n, n) for n in range(30)]
     for txn in txns:
         part.commit(txn)
@@ -273,7 +273,7 @@ def test_what_belongs_to_no_snapshot_is_thrown_away_after_a_day(
     sent(part, b"2", alone=True)
     sent(part, b"3", 0, alone=True)
     assert len(reopen().txns) == 3
-    monkeypatch.setattr(module, "DAY", -1.0)
+    monkeypatch.setattr(module, "ABANDONED_AFTER_S", -1.0)
     again = reopen()
     assert list(again.txns) == [kept]
     assert staged(again) == [f"{kept}.log"]

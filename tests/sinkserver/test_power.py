@@ -112,8 +112,8 @@ class Life:
 def test_a_power_cut_at_any_step_loses_nothing_that_was_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "_LINES", 12)
-    monkeypatch.setattr(participant, "REMEMBERED", 12)
+    monkeypatch.setattr(ledger, "_REWRITE_LINES", 12)
+    monkeypatch.setattr(participant, "REMEMBERED_TRANSACTIONS", 12)
     cuts = 0
     for seed in range(12):
         draw = Random(seed)

@@ -16,7 +16,7 @@ from railgun.sinkserver import participant as participants
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.ledger import Ledger
 from railgun.sinkserver.participant import Participant
-from railgun.sinkserver.staged import Absent, Given
+from railgun.sinkserver.staged import Absent, InMemoryRecords
 from railgun.sinkserver.table_target import TableTarget
 from railgun.sinkserver.targets import Records, Target, TargetError
 from railgun.transport.packed_records import pack
@@ -139,7 +139,7 @@ def test_a_target_that_is_asked_in_doubt_takes_nothing(kind: str, tmp_path: Path
     if kind == "table":
         made = TableTarget(f"sqlite:///{tmp_path}/out.db", "out")
     made.open()
-    known, unknown, records = new(), new(), Given([b'{"n":1}'])
+    known, unknown, records = new(), new(), InMemoryRecords([b'{"n":1}'])
     made.check(records)
     made.apply(known, records)
     for txn, wanted in ((known, False), (unknown, True)):
@@ -170,7 +170,7 @@ def test_what_is_refused_stops_its_flow_and_step_only(
     part.close()
     again = Participant(tmp_path, target)
     told = again.open()
-    assert told[1:] == ["those of demo, out wait: not now"]
+    assert told[1:] == ["transactions of demo, out wait: not now"]
     again.commit(sent(again, b"o2", 2, "other"))
     target.refused.clear()
     again.commit(later)
@@ -181,7 +181,7 @@ def test_what_is_refused_stops_its_flow_and_step_only(
 def test_in_doubt_the_target_is_asked_before_it_forgets(
     part: Participant, target: Picky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participants, "REMEMBERED", 10)
+    monkeypatch.setattr(participants, "REMEMBERED_TRANSACTIONS", 10)
     target.memory = 10
     target.unheard, target.refused = {b"unheard"}, {b"bad"}
     unheard, bad = sent(part, b"unheard", 1), sent(part, b"bad", 1, "third")
@@ -230,7 +230,7 @@ def test_what_was_applied_and_could_not_be_noted_is_not_applied_again(
 def test_a_ledger_stays_short_also_without_commits(
     part: Participant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledgers, "_LINES", 20)
+    monkeypatch.setattr(ledgers, "_REWRITE_LINES", 20)
     kept = sent(part, b"kept")
     for n in range(100):
         part.abort(sent(part, b"%d" % n))
@@ -243,8 +243,8 @@ def test_what_belongs_to_no_snapshot_is_thrown_away_without_a_restart(
 ) -> None:
     left = new()
     part.begin(left, "demo", "out", 1, 0, alone=True)
-    monkeypatch.setattr(ledgers, "DAY", -1.0)
-    monkeypatch.setattr(participants, "_HOUR", -1.0)
+    monkeypatch.setattr(ledgers, "ABANDONED_AFTER_S", -1.0)
+    monkeypatch.setattr(participants, "SWEEP_INTERVAL_S", -1.0)
     begun = new()
     part.begin(begun, "demo", "out", 1, 0)
     assert list(part.txns) == [begun]
@@ -269,7 +269,7 @@ def test_a_directory_takes_no_other_target_while_something_waits(
     again.close()
     moved = Ledger(tmp_path)
     moved.open()
-    moved.belong_to("")
+    moved.set_target("")
     moved.close()
     again = opened(tmp_path, target)
     again.commit(txn)

@@ -13,7 +13,7 @@ from railgun.ingest.errors import LostError, SinkError
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.journal import Journal
 from railgun.sinkserver.participant import Participant
-from railgun.sinkserver.staged import Given, Log
+from railgun.sinkserver.staged import InMemoryRecords, Log
 from railgun.sinkserver.targets import TargetError
 from railgun.transport.packed_records import pack
 
@@ -144,7 +144,7 @@ def test_a_journal_that_could_not_be_written_anew_takes_nothing_before_it_is(
         with pytest.raises(OSError, match="too many"):
             journal.rewrite([{"n": 1}])
     assert journal.broken
-    with pytest.raises(OSError, match="open it anew"):
+    with pytest.raises(OSError, match="open it again"):
         journal.add({"n": 2})
     journal.rewrite([{"n": 1}])
     journal.add({"n": 3})
@@ -325,9 +325,9 @@ def test_a_file_that_is_torn_at_any_byte_is_as_it_was_committed(tmp_path: Path) 
     journal = tmp_path / ".out.txt.journal"
     target = FileTarget(path)
     target.open()
-    target.apply("t1", Given([b"one", b"two"]))
+    target.apply("t1", InMemoryRecords([b"one", b"two"]))
     before = journal.read_bytes()
-    target.apply("t2", Given([b"three", b"four"]))
+    target.apply("t2", InMemoryRecords([b"three", b"four"]))
     target.close()
     whole, after = path.read_bytes(), journal.read_bytes()
     assert whole == b"one\ntwo\nthree\nfour\n"
@@ -345,9 +345,9 @@ def check_goes_on(path: Path) -> None:
     target = FileTarget(path)
     target.open()
     assert path.read_bytes() in (b"one\ntwo\n", b"one\ntwo\nthree\nfour\n")
-    target.apply("t1", Given([b"one", b"two"]))
-    target.apply("t2", Given([b"three", b"four"]))
-    target.apply("t3", Given([b"five"]))
+    target.apply("t1", InMemoryRecords([b"one", b"two"]))
+    target.apply("t2", InMemoryRecords([b"three", b"four"]))
+    target.apply("t3", InMemoryRecords([b"five"]))
     target.close()
     assert path.read_bytes() == b"one\ntwo\nthree\nfour\nfive\n"
 
@@ -357,13 +357,13 @@ def test_what_was_in_a_file_stays_and_what_is_cut_off_by_others_is_told(tmp_path
     path.write_text("old\n")
     target = FileTarget(path)
     target.open()
-    target.apply("t1", Given([b"new"]))
+    target.apply("t1", InMemoryRecords([b"new"]))
     assert path.read_text() == "old\nnew\n"
     path.write_text("old\n")
     with pytest.raises(TargetError, match="has 4 bytes, and 8 were written"):
-        target.apply("t2", Given([b"more"]))
+        target.apply("t2", InMemoryRecords([b"more"]))
     path.write_text("old\nnew\n")
-    target.apply("t2", Given([b"more"]))
+    target.apply("t2", InMemoryRecords([b"more"]))
     with pytest.raises(TargetError, match="another sink"):
         FileTarget(path).open()
     target.close()
@@ -372,24 +372,24 @@ def test_what_was_in_a_file_stays_and_what_is_cut_off_by_others_is_told(tmp_path
 
 def test_a_record_is_a_line_unless_bytes_are_raw(tmp_path: Path) -> None:
     target = FileTarget(tmp_path / "out.txt")
-    with pytest.raises(TargetError, match="record 1 has an end of line"):
-        target.check(Given([b"a", b"b\nc"]))
+    with pytest.raises(TargetError, match="record 1 contains an end of line"):
+        target.check(InMemoryRecords([b"a", b"b\nc"]))
     raw = FileTarget(tmp_path / "out.bin", raw=True)
     raw.open()
-    raw.check(Given([b"b\nc"]))
-    raw.apply("t1", Given([b"a", b"b\nc"]))
+    raw.check(InMemoryRecords([b"b\nc"]))
+    raw.apply("t1", InMemoryRecords([b"a", b"b\nc"]))
     raw.close()
     assert raw.path.read_bytes() == b"ab\nc"
 
 
 def test_a_journal_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railgun.sinkserver.file_target._LINES", 10)
-    monkeypatch.setattr("railgun.sinkserver.file_target.REMEMBERED", 5)
+    monkeypatch.setattr("railgun.sinkserver.file_target._REWRITE_LINES", 10)
+    monkeypatch.setattr("railgun.sinkserver.file_target.REMEMBERED_TRANSACTIONS", 5)
     target = FileTarget(tmp_path / "out.txt")
     target.open()
     for n in range(50):
-        target.apply(f"t{n}", Given([b"%d" % n]))
-        target.apply(f"t{n}", Given([b"%d" % n]))
+        target.apply(f"t{n}", InMemoryRecords([b"%d" % n]))
+        target.apply(f"t{n}", InMemoryRecords([b"%d" % n]))
     target.close()
     assert target.path.read_text() == "".join(f"{n}\n" for n in range(50))
     assert len((tmp_path / ".out.txt.journal").read_text().splitlines()) <= 11

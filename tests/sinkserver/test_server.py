@@ -195,7 +195,7 @@ def test_frames_without_sense_are_answered_and_the_sink_lives(sink: Served, shel
 def test_one_that_reads_no_answers_is_ended(
     sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_server, "MOST_UNREAD", 100_000)
+    monkeypatch.setattr(sink_server, "MAX_UNREAD_BYTES", 100_000)
     greedy = dial(sink)
     raw(greedy).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     asked = b"".join(encode(s.Commit(txn=new()))) * 5000
@@ -234,7 +234,7 @@ def test_one_that_stops_within_a_frame_disturbs_nobody(sink: Served, shelf: Shel
 def test_a_sender_is_not_read_while_the_sink_is_busy(
     sink: Served, shelf: Shelf, link: _Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_server, "MOST_UNDONE", 1 << 20)
+    monkeypatch.setattr(sink_server, "MAX_PENDING_BYTES", 1 << 20)
     busy, free = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -261,7 +261,7 @@ def test_a_sender_is_not_read_while_the_sink_is_busy(
     sending.start()
     sessions = list(sink.server._sessions.values())
     eventually(lambda: any(session._paused for session in sessions), "it is not read any more")
-    assert max(session._undone for session in sessions) <= (1 << 20) + (1 << 19)
+    assert max(session._pending_bytes for session in sessions) <= (1 << 20) + (1 << 19)
     assert sending.is_alive()
     free.set()
     voting.join()
@@ -350,9 +350,9 @@ def test_a_command_that_is_too_long_is_refused(sink: Served, shelf: Shelf, link:
 
 
 def test_strangers_are_let_in_in_small_numbers(sink: Served, shelf: Shelf) -> None:
-    assert sink.server._listening is not None
-    assert sink.server._listening.gate is not None
-    sink.server._listening.gate.most = 5
+    assert sink.server._listener is not None
+    assert sink.server._listener.gate is not None
+    sink.server._listener.gate.most = 5
     with contextlib.ExitStack() as strangers:
         for _ in range(5):
             made = strangers.enter_context(socket.create_connection(("127.0.0.1", sink.port)))
@@ -400,7 +400,7 @@ def test_a_session_that_cannot_answer_ends(
 def test_more_is_left_over_than_fits_into_an_answer(
     sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_server, "MOST_LISTED", 2)
+    monkeypatch.setattr(sink_server, "MAX_LISTED_TRANSACTIONS", 2)
     flow = outside(sink)
     for _ in range(5):
         writer = flow.open(place())
@@ -415,7 +415,7 @@ def test_more_is_left_over_than_fits_into_an_answer(
 def test_a_target_that_is_stuck_is_interrupted_when_the_sink_stops(
     sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_server, "PATIENCE", 0.05)
+    monkeypatch.setattr(sink_server, "STOP_TIMEOUT_S", 0.05)
     busy, interrupted = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -15,7 +15,7 @@ from tests.sinkserver.tables import Database, rows
 from railgun.ingest.errors import LostError
 from railgun.sinkserver.databases import APPLIED
 from railgun.sinkserver.participant import Participant
-from railgun.sinkserver.staged import Given
+from railgun.sinkserver.staged import InMemoryRecords
 from railgun.sinkserver.table_target import TableTarget
 from railgun.sinkserver.targets import BadRecordError, TargetError
 from railgun.transport.packed_records import pack
@@ -37,7 +37,7 @@ def prepared(part: Participant, snapshot: int, worker: int, *items: Any, flow: s
     return txn
 
 
-class Unread(Given):
+class Unread(InMemoryRecords):
     """Records that cannot be read."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def test_a_commit_is_safe_whatever_the_database_does_by_default(
 def test_each_sink_that_fills_a_table_remembers_its_own(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("railgun.sinkserver.table_target.REMEMBERED", 3)
+    monkeypatch.setattr("railgun.sinkserver.table_target.REMEMBERED_TRANSACTIONS", 3)
     database.ask("CREATE TABLE totals (n BIGINT)")
     old = TableTarget(database.url, "totals")  # as it was before sinks had ids
     old.open()
@@ -220,7 +220,7 @@ def test_a_database_that_is_not_there_yet_is_an_error_that_may_pass(tmp_path: Pa
 def test_a_table_that_somebody_has_locked_is_an_error_that_may_pass(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("railgun.sinkserver.databases.LOCKED", 0.02)
+    monkeypatch.setattr("railgun.sinkserver.databases.LOCK_TIMEOUT_S", 0.02)
     postgres.ask("CREATE TABLE totals (n bigint)")
     target = TableTarget(postgres.url, "totals")
     target.open()
@@ -234,7 +234,7 @@ def test_a_table_that_somebody_has_locked_is_an_error_that_may_pass(
 
 
 def test_what_waits_is_interrupted(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railgun.sinkserver.databases.LOCKED", 600.0)
+    monkeypatch.setattr("railgun.sinkserver.databases.LOCK_TIMEOUT_S", 600.0)
     postgres.ask("CREATE TABLE totals (n bigint)")
     target = TableTarget(postgres.url, "totals")
     target.open()
@@ -327,7 +327,7 @@ def test_values_that_cannot_be_there_as_they_are_are_bad_records(
     ]
     for record, column, why in bad:
         with pytest.raises(BadRecordError, match=why) as caught:
-            target.check(Given([b'{"r": 9007199254740992}', record]))
+            target.check(InMemoryRecords([b'{"r": 9007199254740992}', record]))
         assert (caught.value.record, caught.value.column) == (1, column)
 
 

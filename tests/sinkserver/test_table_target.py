@@ -139,7 +139,7 @@ def test_two_rows_of_one_transaction_that_exclude_each_other_are_found(
 def test_only_the_last_transactions_are_remembered(
     target: TableTarget, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("railgun.sinkserver.table_target.REMEMBERED", 3)
+    monkeypatch.setattr("railgun.sinkserver.table_target.REMEMBERED_TRANSACTIONS", 3)
     database.ask("CREATE TABLE totals (n BIGINT)")
     target.open()
     for n in range(10):

@@ -25,7 +25,7 @@ from railgun.flows.sink import Place, Token
 from railgun.job import Snapshots
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.journal import Journal
-from railgun.sinkserver.participant import GAP
+from railgun.sinkserver.participant import TURNS_PER_SNAPSHOT
 from railgun.sinkserver.server import SinkServer
 from railgun.sinkserver.staged import Log
 from railgun.sinkserver.table_target import TableTarget
@@ -164,7 +164,12 @@ def older_sink(directory: Path, prepared: dict[str, tuple[int, int, bytes]]) -> 
         names |= {"worker": 0, "alone": False}
         log = Log.create(staged / f"{txn}.log", names)
         log.append(pack([content]))
-        numbers = {"snapshot": snapshot, "turn": snapshot * GAP, "end": log.end, "count": 1}
+        numbers = {
+            "snapshot": snapshot,
+            "turn": snapshot * TURNS_PER_SNAPSHOT,
+            "end": log.end,
+            "count": 1,
+        }
         journal.add({"prepared": txn, **names, **numbers})
     journal.close()
 

@@ -176,7 +176,7 @@ def test_a_query_whose_producer_was_forgotten_meanwhile_is_in_doubt(client: Sync
 def test_a_checkpoint_that_is_too_old_is_in_doubt(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "MOST_RANGES", 3)
+    monkeypatch.setattr(rules, "MAX_RANGES", 3)
     for label in range(0, 12, 2):  # one range each
         assert Batch(client, "long", label).write(texts(label, label + 1)) == 1
     assert Batch(client, "long", 8, "run-2").write(texts(8, 9)) == 0

@@ -29,7 +29,7 @@ from tests.verification.fault_records import (
     unwritable,
     went_on,
 )
-from verification.faults.anomalies import MOST
+from verification.faults.anomalies import MAX_ANOMALIES_PER_KIND
 from verification.faults.checker import check, is_sound
 from verification.faults.history import Blown, Delivery, Drain, End, Meta, Position, Record, of_line
 
@@ -230,6 +230,6 @@ def test_what_is_under_way_may_come_late() -> None:
 
 
 def test_many_of_a_kind_are_counted_and_some_are_shown() -> None:
-    findings = check([*(put(f"v{n}", n) for n in range(3 * MOST)), kept()])
-    assert findings.counts["lost"] == 3 * MOST
-    assert len(findings.found) == MOST
+    findings = check([*(put(f"v{n}", n) for n in range(3 * MAX_ANOMALIES_PER_KIND)), kept()])
+    assert findings.counts["lost"] == 3 * MAX_ANOMALIES_PER_KIND
+    assert len(findings.found) == MAX_ANOMALIES_PER_KIND

@@ -13,7 +13,7 @@ from tests.broker.running import run
 from verification.faults.history import Blown, Fault, History
 from verification.faults.nemesis import (
     ALONE,
-    CALM,
+    CALM_S,
     EXCLUSIVE,
     FREEZE_S,
     HARMLESS,
@@ -26,7 +26,7 @@ from verification.faults.nemesis import (
     plan,
 )
 from verification.faults.nodes import NodeProcess
-from verification.ports import HIGHEST, LOWEST
+from verification.ports import HIGHEST_PORT, LOWEST_PORT
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 
@@ -35,7 +35,9 @@ def test_no_connection_of_others_can_take_the_ports_of_nodes(tmp_path: Path) -> 
     for number, name in enumerate(NAMES):
         node = NodeProcess(tmp_path, name, number)
         assert node.port != node.cluster_port
-        assert all(LOWEST <= port < HIGHEST <= 32768 for port in (node.port, node.cluster_port))
+        assert all(
+            LOWEST_PORT <= port < HIGHEST_PORT <= 32768 for port in (node.port, node.cluster_port)
+        )
 
 
 @settings(max_examples=150, deadline=None)
@@ -75,7 +77,7 @@ def test_there_is_calm_between_rounds_and_every_kind_comes_up() -> None:
             if all(b.end <= after.at for b in blows if b.at < after.at)
         ]
         assert calm, edges
-        assert min(calm) >= CALM[0] - 1e-9
+        assert min(calm) >= CALM_S[0] - 1e-9
     assert kinds == set(WEIGHTS)
     assert {one.kind for one in plan(1, NAMES, 60.0, {"kill", "pause"})} == {"kill", "pause"}
     assert plan(1, NAMES, 60.0, set()) == []

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from tests.broker.running import node, run, stored
 from verification.faults import damage
-from verification.faults.shim import LOOK, Control, JumpingClock, Orders, ShimDisk
+from verification.faults.shim import LOOK_PAUSE_S, Control, JumpingClock, Orders, ShimDisk
 
 from railgun.broker.clock import time_of_day
 from railgun.broker.log.disk import NodeDisk
@@ -29,7 +29,7 @@ def told(control: Control, orders: Orders, file: Path) -> None:
     end = time.monotonic() + 5
     while control.orders != orders:
         assert time.monotonic() < end
-        time.sleep(LOOK / 5)
+        time.sleep(LOOK_PAUSE_S / 5)
 
 
 def test_what_is_not_synced_is_seen_and_is_not_there(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_orders_can_be_read_whatever_is_there(tmp_path: Path) -> None:
     end = time.monotonic() + 5
     while control.orders != Orders():
         assert time.monotonic() < end
-        time.sleep(LOOK / 5)
+        time.sleep(LOOK_PAUSE_S / 5)
 
 
 def test_a_node_works_on_it_and_damage_is_found(tmp_path: Path) -> None:

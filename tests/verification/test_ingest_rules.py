@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from verification.explorer import State
 from verification.ingest import mutants as feeding_mutants
-from verification.ingest.exploration import Case, Rules, Tidy, explore, new_explorer, told
+from verification.ingest.exploration import Case, Rules, Tidy, explore, new_explorer, story_lines
 from verification.ingest.mutants import MUTANTS
 from verification.ingest.world import DEEDS, simulate
+from verification.mutation import mutant_name
 from verification.rescale.model import Violation
 
 NAMED = {
@@ -31,7 +32,7 @@ NAMED = {
 def test_the_faults_of_the_original_protocol_are_found_with_a_story(name: str) -> None:
     rules, case = MUTANTS[name]
     found = explore(case, rules)
-    story = "\n".join(told(found))
+    story = "\n".join(story_lines(found))
     assert NAMED[name] in story.splitlines()[-1]
     assert "connector 1 → worker" in story
     assert len(found.story) < 25
@@ -115,8 +116,7 @@ def test_streams_end_and_connections_are_lost_while_a_snapshot_is_under_way() ->
     ],
 )
 def test_mutants_are_caught_on_simulated_workers_too(mutant: type[object], kind: str) -> None:
-    assert mutant.__doc__ is not None
-    rules, _ = MUTANTS[mutant.__doc__.splitlines()[0].rstrip(".")]
+    rules, _ = MUTANTS[mutant_name(mutant)]
     plans: list[Any] = [(("shrink 1",) * 2, {"workers": 3, "long": 15_000} | SHRINKS), ((), LOSSES)]
 
     def hunt() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from verification.raft.model import Case, explore, told
+from verification.raft.model import Case, explore, story_lines
 from verification.raft.world import Habits, simulate
 
 KEPT = [26, 43, 108]
@@ -14,7 +14,7 @@ KEPT = [26, 43, 108]
 
 def test_a_violation_is_told_as_a_story() -> None:
     found = explore(Case("110", crashes="001"), habits=Habits(keeps_vote=False))
-    story = "\n".join(told(found.story))
+    story = "\n".join(story_lines(found.story))
     assert found.violation is not None
     assert "c: crash" in story
     assert story.count("→ c: AskVote(term=1") == 2  # and c has voted for both
@@ -25,14 +25,14 @@ def test_a_violation_is_told_as_a_story() -> None:
 def test_worlds_not_seen_by_the_prover(start: int) -> None:
     for seed in range(start, start + 25):
         outcome = simulate(seed)
-        assert outcome.violation is None, outcome.told()
+        assert outcome.violation is None, outcome.story_end()
 
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("seed", KEPT)
 def test_a_world_that_once_failed(seed: int) -> None:
     outcome = simulate(seed)
-    assert outcome.violation is None, outcome.told()
+    assert outcome.violation is None, outcome.story_end()
 
 
 def test_the_simulation_does_what_it_is_for() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from verification.replication.model import Case, explore, told
+from verification.replication.model import Case, explore, story_lines
 from verification.replication.mutants import EQUAL, MUTANTS, ForgetsItsLoss
 from verification.replication.node import Habits
 from verification.replication.world import simulate
@@ -24,7 +24,7 @@ def test_a_violation_is_told_as_a_story() -> None:
     found = explore(case, Habits(replica=ForgetsItsLoss))
     assert found.violation is not None
     assert "lost" in found.violation.kind
-    story = told(case, found.story)
+    story = story_lines(case, found.story)
     assert any("b: damage" in line for line in story)
     assert any("* → c: Appoint(epoch=2" in line for line in story)
 
@@ -34,14 +34,14 @@ def test_a_violation_is_told_as_a_story() -> None:
 def test_worlds_not_seen_by_the_prover(start: int) -> None:
     for seed in range(start, start + 75):
         outcome = simulate(seed)
-        assert outcome.violation is None, outcome.told()
+        assert outcome.violation is None, outcome.story_end()
 
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_world_that_once_failed(seed: int) -> None:
     outcome = simulate(seed)
-    assert outcome.violation is None, outcome.told()
+    assert outcome.violation is None, outcome.story_end()
 
 
 def test_the_simulation_does_what_it_is_for() -> None:

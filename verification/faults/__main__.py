@@ -1,4 +1,4 @@
-"""`python -m verification.faults check FILE`: looks at a history again."""
+"""Check a recorded history again: `python -m verification.faults check FILE`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from verification.faults.history import HistoryError, read, to_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the histories that are named; 0 if they are sound, 1 if not, 2 if one cannot be read."""
+    """Check the named histories; return 0 if all are sound, 1 if one is not, 2 if one cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m verification.faults", description="Histories of fault runs, checked."
     )
-    parser.add_argument("what", choices=["check"], help="what to do")
+    parser.add_argument("what", choices=["check"], help="command to run")
     parser.add_argument("files", nargs="+", type=Path, help="histories (JSON, a record a line)")
     parser.add_argument("--evidence", action="store_true", help="with the records that show it")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What must never be seen: a kind, a sentence, and the records that show it."""
+"""Kinds of anomalies, their meanings, and the list of those that a check finds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal[
 ]  # fmt: skip
 MEANINGS: Final[dict[Kind, str]] = {
     "lost": "a message that was acknowledged by a quorum is not there at the end",
-    "lost_master": "one that was acknowledged by its master alone is not; that was the bargain, and is only counted",
+    "lost_master": "a message that only its master acknowledged is lost; `acks=master` allows that: it is only counted",
     "duplicate_id": "one ID at two offsets",
     "duplicate_value": "one message at two offsets, though it was published once",
     "two_values": "two messages at one offset, whoever saw them",
@@ -25,7 +25,7 @@ MEANINGS: Final[dict[Kind, str]] = {
     "gap": "offsets of a log do not follow one another",
     "diverged": "two nodes do not have the same in the end",
     "skipped": "a consumer that gets everything in order missed an offset",
-    "inverted": "it went back",
+    "inverted": "a consumer that gets everything in order got a lower offset after a higher one",
     "never_delivered": "a group never got a message, and says it is done",
     "stuck": "a group gets nothing in the end, though there is something",
     "unfinished": "a group was still being served when its time was up",
@@ -50,14 +50,14 @@ MEANINGS: Final[dict[Kind, str]] = {
     "false_loss": "a producer was told that its output is lost, though it was staged and nobody had dropped it",
 }
 ALLOWED: Final[frozenset[Kind]] = frozenset({"lost_master"})
-"""Kinds that are counted, and are no fault."""
-MOST: Final = 100
-"""Of a kind that are kept; the others are counted."""
+"""Kinds that are counted, but do not fail a run."""
+MAX_ANOMALIES_PER_KIND: Final = 100
+"""How many anomalies of a kind are kept with their evidence; the rest is only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One thing that must never be seen."""
+    """One violation: its kind, a sentence, and the records that show it."""
 
     kind: Kind
     text: str
@@ -68,14 +68,14 @@ class Anomaly:
 
 
 class Findings:
-    """Anomalies as they are found."""
+    """The anomalies that a check has found."""
 
     def __init__(self) -> None:
         self.found: list[Anomaly] = []
         self.counts: Counter[Kind] = Counter()
 
     def add(self, kind: Kind, text: str, *evidence: Any) -> None:
-        """One more."""
+        """Add an anomaly with the records that show it."""
         self.counts[kind] += 1
-        if self.counts[kind] <= MOST:
+        if self.counts[kind] <= MAX_ANOMALIES_PER_KIND:
             self.found.append(Anomaly(kind, text, evidence))

@@ -1,4 +1,4 @@
-"""How blows are done to real nodes, and what a cluster is asked for by its public interface."""
+"""Apply faults to real nodes, and administer the cluster by its public interface."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ DAMAGE: Final[dict[str, Callable[[Path, Random], str]]] = {
 ASK_S: Final = 20.0
 """Seconds that a node which is cut off has to answer; it has to be quicker, which the checker sees to."""
 PROBE: Final = "probe"
-"""A stream that is written to see whether there is a master, and who has caught up."""
+"""The stream that is written to see whether a stream has a master, and which nodes have caught up."""
 
 
 class RealStriker:
-    """Does blows to processes, links, disks and clocks."""
+    """Apply faults to processes, links, disks and clocks."""
 
     def __init__(
         self, nodes: Nodes, admin: Admin, chance: Random, history: History | None = None
@@ -47,10 +47,10 @@ class RealStriker:
         self._partitions: list[Blow] = []
 
     async def begin(self, blow: Blow) -> str:
-        """Do it."""
+        """Apply `blow`; return notes for people."""
         if blow.kind == "rolling":
             return await self._restart_all(blow.others)
-        told = ""
+        note = ""
         for name in (*blow.victims, *blow.others):
             node = self._nodes[name]
             match blow.kind:
@@ -58,7 +58,7 @@ class RealStriker:
                     await node.kill()
                 case "torn_kill":
                     node.order(node.orders.but(torn=True))
-                    await asyncio.sleep(0.3)  # some writes, on their way
+                    await asyncio.sleep(0.3)  # until some writes are under way
                     await node.kill()
                 case "pause" | "freeze":
                     node.pause()
@@ -67,7 +67,7 @@ class RealStriker:
                 case "refused_writes":
                     node.order(node.orders.but(refuse=getattr(errno, blow.style)))
                 case "unwritable_master":
-                    told = await self._ask(self._admin.lead(name))
+                    note = await self._ask(self._admin.lead(name))
                     node.order(node.orders.but(refuse=getattr(errno, blow.style)))
                 case "failed_sync":
                     node.order(node.orders.but(fail_sync=True))
@@ -77,9 +77,9 @@ class RealStriker:
                     node.order(node.orders.but(ahead=blow.amount))
                 case "flip" | "flip_groups" | "cut_tail" | "remove_stream":
                     await node.kill()
-                    told = DAMAGE[blow.kind](node.data, self._chance) or "there was nothing"
+                    note = DAMAGE[blow.kind](node.data, self._chance) or "there was nothing"
                 case "member":
-                    told = await self._ask(self._admin.remove(name))
+                    note = await self._ask(self._admin.remove(name))
                 case "clients_cut":
                     self._nodes.links.set(OTHERS, name, "cut")
                 case "slow_links":
@@ -89,11 +89,11 @@ class RealStriker:
         if any(blocked(blow, self._nodes.names)):
             self._partitions.append(blow)
             self._close_links()
-        return told
+        return note
 
     async def finish(self, blow: Blow) -> str:
-        """Undo it."""
-        told = ""
+        """Undo `blow`; return notes for people."""
+        note = ""
         if blow.kind == "minority" and self._history is not None:
             for name in blow.victims:
                 self._history.add(await ask_cut_off(self._nodes[name]))
@@ -101,13 +101,13 @@ class RealStriker:
             self._partitions.remove(blow)
             for a, b in blocked(blow, self._nodes.names):
                 self._nodes.links.set(a, b, "open")
-            self._close_links()  # those of others
+            self._close_links()  # partitions of other blows go on
         for name in (*blow.victims, *blow.others):
             node = self._nodes[name]
             match blow.kind:
                 case "kill" | "torn_kill" | "flip" | "flip_groups" | "cut_tail" | "remove_stream":
                     node.order(node.orders.but(torn=False))
-                    told = await self._start(name)
+                    note = await self._start(name)
                 case "pause" | "freeze":
                     node.resume()
                 case "full_disk":
@@ -116,24 +116,24 @@ class RealStriker:
                     node.order(node.orders.but(refuse=0))
                 case "failed_sync":
                     node.order(node.orders.but(fail_sync=False))
-                    await node.kill()  # nobody knows what its logs have: so it is with a real one
-                    told = await self._start(name)
+                    await node.kill()  # after a failed sync nobody knows what the logs hold
+                    note = await self._start(name)
                 case "slow_disk":
                     node.order(node.orders.but(slow_sync=0.0))
                 case "clock":
                     node.order(node.orders.but(ahead=0.0))
                 case "member":
-                    told = await self._ask(self._admin.join(name))
+                    note = await self._ask(self._admin.join(name))
                 case "clients_cut":
                     self._nodes.links.set(OTHERS, name, "open")
                 case "slow_links":
                     for other in (*self._nodes.names, OTHERS):
                         self._nodes.links.slow(name, other, 0.0)
                         self._nodes.links.slow(other, name, 0.0)
-        return told
+        return note
 
     async def heal(self) -> None:
-        """Undo all that may be left."""
+        """Undo all faults that may be left."""
         self._partitions.clear()
         self._nodes.links.heal()
         for name, node in self._nodes.by_name.items():
@@ -158,18 +158,23 @@ class RealStriker:
             return str(error)
 
     async def _restart_all(self, names: Sequence[str]) -> str:
-        """Stop nodes in order and start them again, each when all are settled; end early if they are not in time."""
-        told: list[str] = []
+        """Stop and start each of `names` in order, each after all nodes have settled; return notes for people.
+
+        Stops early if the nodes do not settle in time.
+        """
+        notes: list[str] = []
         for name in names:
             await self._nodes[name].stop()
-            told += filter(None, [await self._start(name)])
+            notes += filter(None, [await self._start(name)])
             try:
                 async with asyncio.timeout(SETTLE):
                     while not await self._admin.settled(names):
                         await asyncio.sleep(0.1)
             except TimeoutError:
-                return "; ".join([*told, f"not settled after {name}: the others are not restarted"])
-        return "; ".join(told)
+                return "; ".join(
+                    [*notes, f"not settled after {name}: the others are not restarted"]
+                )
+        return "; ".join(notes)
 
     async def _ask(self, call: object) -> str:
         try:
@@ -180,7 +185,7 @@ class RealStriker:
 
 
 class ProbingAdmin:
-    """Knows nothing of the inside: it asks, writes and reads as any client.
+    """Administer a cluster as any client can: by admin calls, writes and reads.
 
     A member is removed by an admin call. It joins as a new one: with the same name, and an empty directory.
     """
@@ -188,10 +193,10 @@ class ProbingAdmin:
     def __init__(self, nodes: Nodes, streams: Sequence[str] = ()) -> None:
         self._nodes = nodes
         self.streams = [*streams, PROBE]
-        """Of which nodes must have all."""
+        """The streams that a settled node must have completely."""
 
     async def remove(self, node: str) -> None:
-        """By any other node."""
+        """Remove `node` by a call to any other node."""
         for other in self._nodes.names:
             if other != node and self._nodes[other].up:
                 async with await self._nodes[other].connect(direct=True) as client:
@@ -199,27 +204,27 @@ class ProbingAdmin:
                 return
 
     async def join(self, node: str) -> None:
-        """If it was removed; else it is still a member, and must not lose what it has."""
+        """Start `node` with an empty directory if it was removed; a member keeps its data."""
         process = self._nodes[node]
         for other in self._nodes.names:
             if other != node and self._nodes[other].up:
                 async with await self._nodes[other].connect(direct=True) as client:
-                    known = {one["name"] for one in await client.admin("nodes", 20.0)}
-                if node not in known:
+                    names = {entry["name"] for entry in await client.admin("nodes", 20.0)}
+                if node not in names:
                     await process.kill()
                     shutil.rmtree(process.data, ignore_errors=True)
                     await process.start()
                 return
 
     async def lead(self, node: str) -> None:
-        """Of the one region there is; by this node itself."""
+        """Make `node` the leader of the only region, by a call to this node."""
         async with await self._nodes[node].connect(direct=True) as client:
             await client.admin("transfer", 20.0, node=node, region="global")
 
     async def settled(self, nodes: Sequence[str]) -> bool:
-        """Whether each of them takes a write, has all that was there before, of every stream, and counts again.
+        """Return whether each node takes a write, has all older messages of every stream, and votes again.
 
-        A node that joined and only learns yet does not: the others must not fail.
+        A node that joined and is still a learner has not settled: the other nodes must not fail yet.
         """
         try:
             async with asyncio.timeout(10.0):
@@ -236,9 +241,9 @@ class ProbingAdmin:
         async with await self._nodes[name].connect(timeout=3.0, direct=True) as client:
             await client.ensure(PROBE)
             await client.publish(PROBE, name)
-            there = {one["name"] for one in await client.streams()}
+            names = {entry["name"] for entry in await client.streams()}
             for stream in self.streams:
-                if stream not in there:
+                if stream not in names:
                     return False
                 end = int((await client.describe(stream))["end"])
                 if end:
@@ -248,7 +253,7 @@ class ProbingAdmin:
 
 
 async def ask_cut_off(node: NodeProcess, stream: str = PROBE) -> CutOff:
-    """Read from a node that is cut off, and publish to it: what it says itself."""
+    """Read from a cut-off node and publish to it; return its answers."""
     began = time.monotonic()
     end, read, code, text, publish_s = 0, False, "", "", 0.0
     try:
@@ -259,30 +264,30 @@ async def ask_cut_off(node: NodeProcess, stream: str = PROBE) -> CutOff:
                 if end:
                     async with await client.subscribe(stream, start=0) as sub:
                         await sub.next(ASK_S)
-                        read = client.where == where  # else it was refused, and went on elsewhere
+                        read = client.where == where  # otherwise the client went on at another node
             except (StreamsError, OSError, TimeoutError) as error:
                 text = str(error)
-                end = end or 1  # it could not even say
+                end = end or 1  # the node did not even describe the stream
         async with await node.connect(timeout=ASK_S, direct=True) as client:
-            asked = time.monotonic()
+            publish_began = time.monotonic()
             batch = build([b"cut off"])
-            try:  # not by `publish`, which would go on at another node
+            try:  # `client.publish` would go on at another node
                 await client.ask(lambda n: client.send(Publish(request=n, stream=stream), [batch]))
             except StreamsError as error:
                 code = error.code
-            publish_s = time.monotonic() - asked
+            publish_s = time.monotonic() - publish_began
     except (StreamsError, OSError, TimeoutError) as error:
         code, text, end = "CONNECTION_LOST", str(error), end or 1
     return CutOff(node.name, stream, began, end, read, code, publish_s, text)
 
 
 async def _counts(client: Client, name: str) -> bool:
-    """Whether what this node has counts for what is safe, in all regions; who is alone has nobody else to ask."""
+    """Return whether the node votes in all regions; a node without a cluster does."""
     try:
         status = await client.admin("cluster")
     except StreamsError as error:
         if error.code == "NO_CLUSTER":
             return True
         raise
-    ids = {one["id"] for one in status["nodes"] if one["name"] == name}
+    ids = {entry["id"] for entry in status["nodes"] if entry["name"] == name}
     return all(ids <= {*region["voting"]} for region in status["regions"])

@@ -1,15 +1,15 @@
-"""Looks at a history, and says what must not be in it.
+"""Check a recorded history: report every anomaly that the guarantees of the system rule out.
 
 Rules:
 
-1. Pure: the same history, the same findings. Nothing is asked of the system that is judged.
-2. What it finds is there: each rule is a consequence of what the system promises, also if answers were lost, nodes were
-   stopped in the middle of a word, and numbers were forgotten that may be. What it cannot know it does not say.
+1. Pure: the same history gives the same findings. The system under test is never asked.
+2. Every finding is real: each rule follows from a guarantee of the system, even if answers were lost, nodes were killed
+   in the middle of a write, and IDs were forgotten that may be. What a history cannot show is not reported.
 3. Every rule takes time in proportion to the history, or to sort it.
 
 >>> from verification.faults.history import LastRead, Publish
->>> told = Publish("p", "orders", "tea", begin=0.0, end=1.0, outcome="ok", offset=0)
->>> print(*check([told, LastRead("n1", "orders", [], [])]).found)
+>>> publish = Publish("p", "orders", "tea", begin=0.0, end=1.0, outcome="ok", offset=0)
+>>> print(*check([publish, LastRead("n1", "orders", [], [])]).found)
 lost: 'tea' was acknowledged at 0 of orders, and is not there
 """
 
@@ -31,9 +31,9 @@ from verification.faults.producer_rules import check_producers
 
 
 def check(records: Sequence[Record], transit: float | None = None) -> Findings:
-    """All anomalies of a history. `transit`: as `Meta` says, unless told otherwise."""
+    """Return all anomalies of a history. `transit` overrides the value of its `Meta`."""
     if transit is None:
-        transit = next((one.transit for one in records if isinstance(one, Meta)), 0.0)
+        transit = next((meta.transit for meta in records if isinstance(meta, Meta)), 0.0)
     findings = Findings()
     streams = gather(records, findings)
     for facts in streams.values():
@@ -49,5 +49,5 @@ def check(records: Sequence[Record], transit: float | None = None) -> Findings:
 
 
 def is_sound(findings: Findings) -> bool:
-    """Whether nothing was found but what is allowed."""
+    """Return whether all findings are of allowed kinds."""
     return all(kind in ALLOWED for kind in findings.counts)

@@ -1,6 +1,6 @@
-"""What becomes of the files of a node while it is down: bits rot, ends are cut off, directories are gone.
+"""Damage the files of a node while it is down: flip bits, cut off ends, remove directories.
 
-What a node knows of its cluster is left alone: a node that has lost that must not come back.
+Files about the cluster itself are left alone: a node that has lost them must not come back.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ GROUPS: Final = "groups"
 
 
 def stream_directories(data: Path) -> list[Path]:
-    """Of all streams that a node has messages of."""
+    """Return the directories of all streams that a node has messages of."""
     return sorted(path for path in data.glob("streams/*") if _segments(path))
 
 
 def _segments(directory: Path) -> list[Path]:
-    found = (file for file in directory.rglob("*.log") if base_of(file.name) is not None)
-    return sorted(file for file in found if file.stat().st_size > 0)
+    files = (file for file in directory.rglob("*.log") if base_of(file.name) is not None)
+    return sorted(file for file in files if file.stat().st_size > 0)
 
 
 def flip_bit(data: Path, chance: Random) -> str:
-    """Flip a bit in the first half of a stream's log, well before its end; what was done, or nothing."""
+    """Flip a bit in the first half of a stream's log, well before its end; return what was done, or ""."""
     files = [_segments(directory)[0] for directory in stream_directories(data)]
     return _flip(files, chance)
 
 
 def flip_group_bit(data: Path, chance: Random) -> str:
-    """Flip a bit in the first half of what groups must not forget."""
+    """Flip a bit in the first half of the stored progress of a group; return what was done, or ""."""
     files = [
         file
         for directory in stream_directories(data)
@@ -44,10 +44,10 @@ def flip_group_bit(data: Path, chance: Random) -> str:
 
 
 def _flip(files: list[Path], chance: Random) -> str:
-    fit = [file for file in files if file.stat().st_size >= 512]
-    if not fit:
+    large_files = [file for file in files if file.stat().st_size >= 512]
+    if not large_files:
         return ""
-    file = chance.choice(fit)
+    file = chance.choice(large_files)
     content = file.read_bytes()
     bit = chance.randrange(8 * len(content) // 2)
     file.write_bytes(flipped(content, bit, chance))
@@ -55,7 +55,7 @@ def _flip(files: list[Path], chance: Random) -> str:
 
 
 def cut_tail(data: Path, chance: Random) -> str:
-    """Cut off up to a third of the last segment of a stream."""
+    """Cut off up to a third of the last segment of a stream; return what was done, or ""."""
     directories = stream_directories(data)
     if not directories:
         return ""
@@ -68,7 +68,7 @@ def cut_tail(data: Path, chance: Random) -> str:
 
 
 def remove_stream(data: Path, chance: Random) -> str:
-    """Take away the directory of a stream."""
+    """Remove the directory of a stream; return what was done, or ""."""
     directories = stream_directories(data)
     if not directories:
         return ""

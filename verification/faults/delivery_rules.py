@@ -1,9 +1,9 @@
-"""What must be true of deliveries: to readers without a group, to groups, to exclusive ones, and of questions.
+"""Check deliveries: to readers without a group, to groups, to exclusive groups, and of requests.
 
-In an exclusive group every delivery has an epoch, and epochs are the order in which things were handed out, whenever
-they arrived: sorted by it, nothing is skipped, nothing goes back that was not seen before, and an epoch has one member.
-Times tell less, because what was handed out may be under way for a while (a node between was stopped): `transit` is how
-long. They are those of the arrival at the client: what has come waits there until its program takes it.
+In an exclusive group every delivery has an epoch, and epochs are the order in which messages were handed out, whenever
+they arrived: sorted by epoch, no offset is skipped, no offset goes back that was not seen before, and an epoch has one
+member. Times tell less, because a delivery may be under way for a while (a node between was stopped): `transit` is the
+longest such time. Times are those of the arrival at the client: a message waits there until its program takes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 
 class GroupFacts:
-    """All that was seen of one group, in order."""
+    """The records of one group, in order."""
 
     def __init__(self, key: Key) -> None:
         self.stream, self.group = key
@@ -32,12 +32,12 @@ class GroupFacts:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name of the group and stream for people."""
         return f"group {self.group} of {self.stream}"
 
 
 def gather_groups(records: Sequence[Record]) -> tuple[dict[Key, GroupFacts], list[Delivery]]:
-    """What is known of each group; and the deliveries to readers without."""
+    """Return the facts of each group, and the deliveries to readers without a group."""
     groups: dict[Key, GroupFacts] = {}
     readers: list[Delivery] = []
     for record in records:
@@ -68,23 +68,29 @@ def gather_groups(records: Sequence[Record]) -> tuple[dict[Key, GroupFacts], lis
 def check_readers(
     deliveries: Sequence[Delivery], streams: Mapping[str, StreamFacts], findings: Findings
 ) -> None:
-    """Each gets every offset from where it began, once, in order; but for what was purged."""
+    """Check that each reader gets every offset after its first, once, in order, except purged ones."""
     last: dict[str, Delivery] = {}
-    for one in deliveries:
-        before = last.get(one.subscription)
-        last[one.subscription] = one
-        if before is None or one.offset == before.offset + 1:
+    for delivery in deliveries:
+        before = last.get(delivery.subscription)
+        last[delivery.subscription] = delivery
+        if before is None or delivery.offset == before.offset + 1:
             continue
-        if one.offset > before.offset and _may_be_purged(one, streams.get(one.stream)):
+        if delivery.offset > before.offset and _may_be_purged(
+            delivery, streams.get(delivery.stream)
+        ):
             continue
-        text = f"{one.consumer} got {one.offset} of {one.stream} after {before.offset}"
-        findings.add("skipped" if one.offset > before.offset else "inverted", text, before, one)
+        text = (
+            f"{delivery.consumer} got {delivery.offset} of {delivery.stream} after {before.offset}"
+        )
+        findings.add(
+            "skipped" if delivery.offset > before.offset else "inverted", text, before, delivery
+        )
 
 
-def _may_be_purged(one: Delivery, facts: StreamFacts | None) -> bool:
-    """Return whether all before a message may have been purged when it came."""
+def _may_be_purged(delivery: Delivery, facts: StreamFacts | None) -> bool:
+    """Return whether all messages before a delivery may have been purged when it arrived."""
     return facts is not None and any(
-        (purge.before is None or one.offset <= purge.before) and purge.begin <= one.at
+        (purge.before is None or delivery.offset <= purge.before) and purge.begin <= delivery.at
         for purge in facts.purges
     )
 
@@ -95,28 +101,26 @@ def _may_be_purged(one: Delivery, facts: StreamFacts | None) -> bool:
 def check_group(
     facts: GroupFacts, stream: StreamFacts | None, transit: float, findings: Findings
 ) -> None:
-    """All that must be true of one group."""
+    """Check all rules of one group."""
     confirmed: dict[int, Acked] = {}
     for ack in facts.acks:
         if ack.confirmed and (ack.offset not in confirmed or ack.end < confirmed[ack.offset].end):
             confirmed[ack.offset] = ack
-    for one in facts.deliveries:
-        known = confirmed.get(one.offset)
-        if known is not None and one.came > known.end + transit:
-            text = (
-                f"{one.offset} came to {one.consumer} of {facts.name} after its ack was confirmed"
-            )
-            findings.add("redelivered", text, known, one)
+    for delivery in facts.deliveries:
+        earlier = confirmed.get(delivery.offset)
+        if earlier is not None and delivery.came > earlier.end + transit:
+            text = f"{delivery.offset} came to {delivery.consumer} of {facts.name} after its ack was confirmed"
+            findings.add("redelivered", text, earlier, delivery)
     for position in facts.positions:
-        known = confirmed.get(position.floor)
+        earlier = confirmed.get(position.floor)
         if (
-            known is not None
-            and known.end < position.begin
+            earlier is not None
+            and earlier.end < position.begin
             and position.floor < position.stream_end
         ):
             text = f"{facts.name} stands at {position.floor}, of which the ack was confirmed before"
-            findings.add("backwards", text, known, position)
-    if any(one.exclusive for one in facts.deliveries):
+            findings.add("backwards", text, earlier, position)
+    if any(delivery.exclusive for delivery in facts.deliveries):
         _exclusive(facts, transit, findings)
     if facts.drain is not None:
         _drained(facts, facts.drain, stream, findings)
@@ -124,74 +128,79 @@ def check_group(
 
 def _exclusive(facts: GroupFacts, transit: float, findings: Findings) -> None:
     by_epoch: dict[int, list[Delivery]] = defaultdict(list)
-    for one in facts.deliveries:
-        by_epoch[one.epoch].append(one)
+    for delivery in facts.deliveries:
+        by_epoch[delivery.epoch].append(delivery)
     seen: set[int] = set()
     highest: Delivery | None = None
     for epoch in sorted(by_epoch):
         before: Delivery | None = None
-        for one in by_epoch[epoch]:
-            if before is not None and one.subscription != before.subscription:
-                text = f"{before.consumer} and {one.consumer} of {facts.name} share epoch {epoch}"
-                findings.add("two_active", text, before, one)
-            elif before is not None and one.offset <= before.offset:
-                text = f"{one.consumer} of {facts.name} got {one.offset} after {before.offset} in epoch {epoch}"
-                findings.add("inverted", text, before, one)
-            if one.offset not in seen:
-                _first_time(facts, one, highest, findings)
-                seen.add(one.offset)
-            if highest is None or one.offset > highest.offset:
-                highest = one
-            before = one
+        for delivery in by_epoch[epoch]:
+            if before is not None and delivery.subscription != before.subscription:
+                text = (
+                    f"{before.consumer} and {delivery.consumer} of {facts.name} share epoch {epoch}"
+                )
+                findings.add("two_active", text, before, delivery)
+            elif before is not None and delivery.offset <= before.offset:
+                got = f"{delivery.offset} after {before.offset} in epoch {epoch}"
+                text = f"{delivery.consumer} of {facts.name} got {got}"
+                findings.add("inverted", text, before, delivery)
+            if delivery.offset not in seen:
+                _first_time(facts, delivery, highest, findings)
+                seen.add(delivery.offset)
+            if highest is None or delivery.offset > highest.offset:
+                highest = delivery
+            before = delivery
     _times(facts, by_epoch, transit, findings)
 
 
 def _first_time(
-    facts: GroupFacts, one: Delivery, highest: Delivery | None, findings: Findings
+    facts: GroupFacts, delivery: Delivery, highest: Delivery | None, findings: Findings
 ) -> None:
-    if highest is None or one.offset == highest.offset + 1:
+    if highest is None or delivery.offset == highest.offset + 1:
         return
-    text = f"{facts.name} got {one.offset} for the first time after {highest.offset}"
-    if one.offset > highest.offset:
-        findings.add("skipped", text, highest, one)
+    text = f"{facts.name} got {delivery.offset} for the first time after {highest.offset}"
+    if delivery.offset > highest.offset:
+        findings.add("skipped", text, highest, delivery)
     else:
-        findings.add("inverted", text, highest, one)
+        findings.add("inverted", text, highest, delivery)
 
 
 def _times(
     facts: GroupFacts, by_epoch: dict[int, list[Delivery]], transit: float, findings: Findings
 ) -> None:
-    """Nothing of an epoch after something of a later one; no ack of it counts for who is not active any more."""
-    # From the last epoch backwards: the first delivery of any later one, and the first of another consumer than that.
+    """Check that nothing of an epoch comes after a later epoch, and that no ack of an inactive member counts."""
+    # From the last epoch backwards: the first delivery of any later epoch, and the first of another consumer than that.
     first: Delivery | None = None
-    other: Delivery | None = None
+    first_of_another: Delivery | None = None
     later: dict[int, tuple[Delivery | None, Delivery | None]] = {}
     for epoch in sorted(by_epoch, reverse=True):
-        later[epoch] = (first, other)
-        some = by_epoch[epoch]
+        later[epoch] = (first, first_of_another)
+        deliveries = by_epoch[epoch]
         if first is not None:
-            late = max(some, key=lambda one: one.came)
+            late = max(deliveries, key=lambda delivery: delivery.came)
             if late.came > first.came + transit:
                 text = (
                     f"{late.consumer} of {facts.name} got {late.offset} of epoch {epoch} "
                     f"after epoch {first.epoch} had begun"
                 )
                 findings.add("two_active", text, first, late)
-        earliest = min(some, key=lambda one: one.came)
+        earliest = min(deliveries, key=lambda delivery: delivery.came)
         if first is None or earliest.came < first.came:
             if first is not None and first.consumer != earliest.consumer:
-                other = first
+                first_of_another = first
             first = earliest
-        elif earliest.consumer != first.consumer and (other is None or earliest.came < other.came):
-            other = earliest
+        elif earliest.consumer != first.consumer and (
+            first_of_another is None or earliest.came < first_of_another.came
+        ):
+            first_of_another = earliest
     for ack in facts.acks:
         if not ack.confirmed:
             continue
         newer = next(
             (
-                one
-                for one in later.get(ack.epoch, (None, None))
-                if one is not None and one.consumer != ack.consumer
+                delivery
+                for delivery in later.get(ack.epoch, (None, None))
+                if delivery is not None and delivery.consumer != ack.consumer
             ),
             None,
         )
@@ -207,20 +216,20 @@ def _drained(
     facts: GroupFacts, drain: Drain, stream: StreamFacts | None, findings: Findings
 ) -> None:
     if drain.lag > 0:
-        last = max((one.at for one in facts.deliveries), default=-math.inf)
-        told = f"{drain.lag} messages of {facts.name} are not done, from {drain.floor} on"
+        last = max((delivery.at for delivery in facts.deliveries), default=-math.inf)
+        text = f"{drain.lag} messages of {facts.name} are not done, from {drain.floor} on"
         if last < (drain.begin + drain.end) / 2:
-            findings.add("stuck", f"{told}, and nothing comes", drain)
+            findings.add("stuck", f"{text}, and nothing comes", drain)
         else:
-            findings.add("unfinished", f"{told}, and the time is up", drain)
+            findings.add("unfinished", f"{text}, and the time is up", drain)
         return
     if stream is None:
         return
-    got = {one.value for one in facts.deliveries}
+    got = {delivery.value for delivery in facts.deliveries}
     for value, operations in stream.publishes.items():
         offset = stream.kept.get(value)
         if offset is None and not stream.finals:
-            offset = next((one.offset for one in operations if one.safe), None)
+            offset = next((operation.offset for operation in operations if operation.safe), None)
         if offset is not None and value not in got and drain.start <= offset < drain.stream_end:
             text = f"{facts.name} is done, and never got {value!r} at {offset}"
             findings.add("never_delivered", text, *operations[:3], drain)
@@ -235,38 +244,40 @@ def _drained(
 
 
 def check_questions(records: Sequence[Record], findings: Findings) -> None:
-    """One question, one answer, in time; and each group gets it once."""
-    requests = {one.value: one for one in records if isinstance(one, Request)}
+    """Check that each request has one answer, in time, and reaches each group once."""
+    requests = {request.value: request for request in records if isinstance(request, Request)}
     responses: dict[str, list[Response]] = defaultdict(list)
     for record in records:
         if isinstance(record, Response):
             responses[record.value].append(record)
-    for value, some in responses.items():
-        _answers(value, some, requests.get(value), findings)
-    for value, asked in requests.items():
-        given = {one.answer for one in responses.get(value, [])}
-        if asked.outcome == "ok" and asked.answer not in given:
-            text = f"{asked.client} asked {value!r} and got {asked.answer!r}, which nobody said"
-            findings.add("wrong_answer", text, asked, *responses.get(value, [])[:3])
+    for value, answers in responses.items():
+        _answers(value, answers, requests.get(value), findings)
+    for value, request in requests.items():
+        answers_given = {response.answer for response in responses.get(value, [])}
+        if request.outcome == "ok" and request.answer not in answers_given:
+            text = f"{request.client} asked {value!r} and got {request.answer!r}, which nobody said"
+            findings.add("wrong_answer", text, request, *responses.get(value, [])[:3])
 
 
 def _answers(
-    value: str, some: Sequence[Response], asked: Request | None, findings: Findings
+    value: str, responses: Sequence[Response], request: Request | None, findings: Findings
 ) -> None:
-    accepted = [one for one in some if one.outcome == "ok"]
+    accepted = [response for response in responses if response.outcome == "ok"]
     if len(accepted) > 1:
-        who = ", ".join(one.consumer for one in accepted)
+        who = ", ".join(response.consumer for response in accepted)
         findings.add("answered_twice", f"{value!r} was answered by {who}", *accepted)
     groups: dict[str, Response] = {}
-    for one in some:
-        known = groups.setdefault(one.group or f"{one.consumer} alone", one)
-        if known is not one:
-            text = f"{value!r} came to {known.consumer} and to {one.consumer}"
-            findings.add("asked_twice", text, known, one)
-    if asked is None or asked.outcome == "unknown":
+    for response in responses:
+        first = groups.setdefault(response.group or f"{response.consumer} alone", response)
+        if first is not response:
+            text = f"{value!r} came to {first.consumer} and to {response.consumer}"
+            findings.add("asked_twice", text, first, response)
+    if request is None or request.outcome == "unknown":
         return
-    for one in accepted:
-        if one.begin > asked.end:
-            told = asked.code or "an answer"
-            text = f"{one.consumer} answered {value!r} after {asked.client} was told {told}"
-            findings.add("answered_late", text, asked, one)
+    for response in accepted:
+        if response.begin > request.end:
+            outcome = request.code or "an answer"
+            text = (
+                f"{response.consumer} answered {value!r} after {request.client} was told {outcome}"
+            )
+            findings.add("answered_late", text, request, response)

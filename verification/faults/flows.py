@@ -1,17 +1,17 @@
-"""Producers of a fault run: programs that do to a stream what a flow's `StreamSink` does, and transactions.
+"""Producers of a fault run: programs that write as a flow's `StreamSink` does, and transactions.
 
 Rules:
 
-1. A *flow* has a name, epochs and snapshots. Its process stages messages, saves a snapshot with the token of what it
-   has staged, and commits what the snapshot holds until it hears an answer; then it goes on.
+1. A *flow* has a name, epochs and snapshots. Its process stages messages, saves a snapshot with the token of the staged
+   messages, and repeats the commit of the snapshot until it gets an answer; then it continues.
 2. A process ends at any time. Its successor begins the next epoch with the tokens of a snapshot: the last one, or one
-   before it. It commits these, and all else that is staged is dropped.
-3. Now and then the old process does not know that it has ended (a *straggler*): it goes on beside its successor, and
-   whatever it asks for must come to nothing.
+   before it. The successor commits these, and all other staged messages are dropped.
+3. Now and then the old process does not know that it has ended (a *straggler*): it continues beside its successor, and
+   all its requests must have no effect.
 4. `TARGETS` are purged all the time (`totals`), or keep only the newest messages (`trail`). IDs are remembered there
    for less than any fault lasts; commits must not need them.
-5. Others publish to these streams meanwhile, one by one and in batches, without IDs.
-6. A transaction is a producer with one sequence in the history. One that is abandoned has no commit.
+5. Other clients publish to these streams meanwhile, one by one and in batches, without IDs.
+6. A transaction is a producer with one sequence in the history. An abandoned one has no commit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ TARGET_GROUPS: Final = tuple((stream, SHARED) for stream in TARGETS)
 ID_WINDOW_S: Final = 1.0
 BOUNDED_BYTES: Final = 64 << 10
 SNAPSHOTS: Final = 3
-"""Snapshots that a flow keeps."""
+"""How many snapshots a flow keeps."""
 OVER: Final = frozenset({"FENCED", "LOST_OUTPUT"})
-"""Codes with which a process of a flow ends: they come again, however often it asks."""
+"""Codes that end a process of a flow: a repeated request gets them again."""
 
 
 class AbandonedError(Exception):
@@ -55,7 +55,7 @@ class AbandonedError(Exception):
 
 
 async def prepare(workload: Workload) -> None:
-    """Make the streams that flows write into."""
+    """Create the streams that flows write into."""
     nodes = workload.nodes
     for name in nodes.names:
         async with await nodes[name].connect(20.0, direct=True) as client:
@@ -66,7 +66,7 @@ async def prepare(workload: Workload) -> None:
 
 
 def start(workload: Workload) -> None:
-    """Let flows and transactions work, and others read what they write."""
+    """Start flows and transactions, and readers of what they write."""
     load = workload.load
     for at, stream in enumerate(TARGETS):
         for number in range(load.flows):
@@ -92,14 +92,14 @@ class _Token:
 
 @dataclass(slots=True)
 class _Saved:
-    """What the processes of a flow share: its snapshots, which are safe."""
+    """What the processes of a flow share: its snapshots, which survive a process."""
 
     epoch: int = 0
     snapshots: list[list[_Token]] = field(default_factory=lambda: [[]])
 
 
 class _Beside(Publisher):
-    """Publishes what is no part of any commit."""
+    """Publish messages that are part of no commit."""
 
     def way(self) -> Callable[[Client], Awaitable[bool]]:
         """Choose how to publish next: without IDs, which these streams do not remember for long."""
@@ -107,12 +107,12 @@ class _Beside(Publisher):
 
 
 class _Flow(Worker):
-    """Processes of one flow, one after the other."""
+    """The processes of one flow, one after the other."""
 
     goes_on = False
 
-    def __init__(self, *told: Any) -> None:
-        super().__init__(*told)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._saved = _Saved()
         self._numbers = 0
         self._stragglers = 0
@@ -122,7 +122,7 @@ class _Flow(Worker):
         return self.w.publishing
 
     async def work(self, client: Client) -> None:
-        """Be one process: begin with a snapshot, and go on until it ends."""
+        """Run one process: begin with a snapshot, and continue until its end."""
         saved = self._saved
         back = self.chance.choice([1, 1, 1, 2, SNAPSHOTS])
         tokens = saved.snapshots[-min(back, len(saved.snapshots))]
@@ -131,7 +131,7 @@ class _Flow(Worker):
         if producer is None:
             return
         if tokens and not await self._commit(client, producer, tokens):
-            saved.snapshots.append([])  # it is told that they are lost, and begins without them
+            saved.snapshots.append([])  # the broker answers that they are lost: begin without them
             return
         life = asyncio.create_task(self._process(client, producer, self.chance.uniform(0.5, 8.0)))
         try:
@@ -146,7 +146,7 @@ class _Flow(Worker):
             self.w.spawn(f"{self.name}-straggler{self._stragglers}", work)
 
     async def _process(self, client: Client, producer: Producer, seconds: float) -> None:
-        """Stage, save and commit, again and again; end in the middle of anything."""
+        """Stage, save and commit, again and again; end at any point."""
         end = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + seconds):
@@ -157,28 +157,26 @@ class _Flow(Worker):
                         if token is None:
                             return
                         tokens.append(token)
-                    if (
-                        producer.epoch == self._saved.epoch
-                    ):  # else the snapshot is not taken for complete
+                    if producer.epoch == self._saved.epoch:  # otherwise the snapshot is incomplete
                         self._saved.snapshots.append(tokens)
                         del self._saved.snapshots[:-SNAPSHOTS]
                     if self.chance.random() < 0.1:
-                        return  # its successor, or a straggler, commits what it has saved
+                        return  # the successor, or a straggler, commits the saved snapshot
                     if not await self._commit(client, producer, tokens):
                         return
                     await asyncio.sleep(self.chance.expovariate(1 / (4 * self.w.load.pause)))
 
     async def _straggle(self, former: Producer) -> None:
-        """Go on as the process of an epoch that has a successor, with another connection."""
+        """Continue as the process of an epoch that has a successor, with another connection."""
         chance = Random(self.chance.random())
         name = chance.choice(self.w.nodes.names)
         with contextlib.suppress(StreamsError, TimeoutError, OSError):
             async with await self.w.nodes[name].connect(
                 self.patience_s, f"{self.name}-old"
             ) as client:
-                tokens = [one for snapshot in self._saved.snapshots for one in snapshot]
-                told = {"number": former.number, "identity": former.identity, "staged": {}}
-                old = Producer(client, self.stream, self.name, former.epoch, told)
+                tokens = [token for snapshot in self._saved.snapshots for token in snapshot]
+                status = {"number": former.number, "identity": former.identity, "staged": {}}
+                old = Producer(client, self.stream, self.name, former.epoch, status)
                 for _ in range(5):
                     await asyncio.sleep(chance.uniform(0.0, 1.0))
                     if tokens and chance.random() < 0.7:
@@ -186,31 +184,35 @@ class _Flow(Worker):
                     else:
                         await self._stage(old)
 
-    # ------------------------------------------------------------ what it asks for
+    # ------------------------------------------------------------ requests
 
     async def _begin(self, client: Client, epoch: int, tokens: list[_Token]) -> Producer | None:
-        """Begin an epoch, however often that takes; None: it is not to be."""
+        """Begin an epoch, with as many tries as needed; return None if the broker refuses it for good."""
         keep = [token.sequence for token in tokens]
         while self.on:
             begin, outcome, code = time.monotonic(), "unknown", ""
             try:
-                made = await self.bounded(client.producer(self.stream, self.name, epoch, keep=keep))
+                producer = await self.bounded(
+                    client.producer(self.stream, self.name, epoch, keep=keep)
+                )
                 outcome = "ok"
-                return made
+                return producer
             except (StreamsError, TimeoutError) as error:
                 code = code_of(error)
                 if code in OVER:
                     return None
             finally:
                 self.w.counts[f"begin {outcome} {code}".strip()] += 1
-                told: Outcome = "ok" if outcome == "ok" else "unknown"
+                recorded_outcome: Outcome = "ok" if outcome == "ok" else "unknown"
                 who = (self.name, self.stream, self.name, epoch)
-                self.w.history.add(Begun(*who, begin, time.monotonic(), told, keep, code))
+                self.w.history.add(
+                    Begun(*who, begin, time.monotonic(), recorded_outcome, keep, code)
+                )
             await asyncio.sleep(0.1)
         return None
 
     async def _stage(self, producer: Producer) -> _Token | None:
-        """Stage some messages; None if that failed: the process ends then, as a flow's worker does."""
+        """Stage some messages; return None if that failed: the process ends then, as a flow's worker does."""
         values: list[str] = []
         begin, code = time.monotonic(), ""
         outcome: Outcome = "unknown"
@@ -218,9 +220,9 @@ class _Flow(Worker):
         try:
             stage = await self.bounded(producer.open())
             for _ in range(self.chance.choice([1, 2, 5])):
-                some = [self._value() for _ in range(self.chance.choice([1, 3, 20]))]
-                values += some
-                await self.bounded(stage.put(some))
+                piece = [self._value() for _ in range(self.chance.choice([1, 3, 20]))]
+                values += piece
+                await self.bounded(stage.put(piece))
             outcome = "ok"
             return _Token(stage.sequence, stage.count)
         except (StreamsError, TimeoutError) as error:
@@ -237,7 +239,7 @@ class _Flow(Worker):
         return f"{self.name}.{self._numbers}"
 
     async def _commit(self, client: Client, producer: Producer, tokens: list[_Token]) -> bool:
-        """Commit until there is an answer; False: it is refused for good."""
+        """Commit until the broker answers; return False if it refuses for good."""
         while True:
             code = await self._commit_once(client, producer, tokens)
             if not code:
@@ -247,7 +249,7 @@ class _Flow(Worker):
             await asyncio.sleep(0.05)
 
     async def _commit_once(self, client: Client, producer: Producer, tokens: list[_Token]) -> str:
-        """Ask for a commit once; the code of the refusal, or "" if it is done."""
+        """Send one commit; return the code of the refusal, or "" if the commit succeeded."""
         begin, code, count, base = time.monotonic(), "", 0, None
         outcome: Outcome = "unknown"
         try:
@@ -260,18 +262,18 @@ class _Flow(Worker):
             self.w.counts[f"commit {outcome} {code}".strip()] += 1
             who = (self.name, self.stream, self.name, producer.epoch)
             sequences = [token.sequence for token in tokens]
-            told = (outcome, count, -1 if base is None else base, code)
-            self.w.history.add(Committed(*who, sequences, begin, time.monotonic(), *told))
+            result = (outcome, count, -1 if base is None else base, code)
+            self.w.history.add(Committed(*who, sequences, begin, time.monotonic(), *result))
         return code or ("" if outcome == "ok" else "UNKNOWN")
 
 
 class _Transactor(Worker):
-    """Publishes what is to be seen together: by transactions, and by atomic publishes."""
+    """Publish messages that must become visible together: by transactions, and by atomic publishes."""
 
     goes_on = False
 
-    def __init__(self, *told: Any) -> None:
-        super().__init__(*told)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._numbers = 0
 
     @property
@@ -308,8 +310,8 @@ class _Transactor(Worker):
             self.w.history.add(Staged(*who, 1, values, begin, now, outcome, code))
             if not is_abandoned:
                 count = len(values) if outcome == "ok" else 0
-                told = (outcome, count, base, code)
-                self.w.history.add(Committed(*who, [1], begin, now, *told))
+                result = (outcome, count, base, code)
+                self.w.history.add(Committed(*who, [1], begin, now, *result))
         return outcome == "ok"
 
     async def _transact(self, client: Client, values: list[str], is_abandoned: bool) -> int:
@@ -322,7 +324,7 @@ class _Transactor(Worker):
 
 
 class _Purger(Worker):
-    """Purges most of a stream, again and again; its last message is left, so that others can see who has it."""
+    """Purge most of a stream, again and again; its last message is left, to show which nodes have it."""
 
     goes_on = False
 

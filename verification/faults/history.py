@@ -1,14 +1,14 @@
-"""What clients record: the one thing a checker believes.
+"""Records of what clients saw: the only input of the checker.
 
 Rules:
 
 1. A record is one fact as a client saw it, with times of a clock that never jumps, all of one process. An operation
-   has the time before it was asked for and the time when its outcome was known.
-2. A publish is `ok`, `failed` (for sure: nothing was stored), or `unknown`. Who is not sure says `unknown`: a checker
-   that is told less finds less, one that is told wrong finds what is not there.
-3. A delivery is written down before anything is said of it to the node.
-4. Histories lie on disk as JSON, a record a line, in the order in which they were known. A last line that is cut off
-   is passed over: who wrote it was killed.
+   has the time before its request and the time when its outcome was known.
+2. A publish is `ok`, `failed` (for sure: nothing was stored), or `unknown`. A client that is not sure writes `unknown`:
+   a checker that knows less finds less, a checker with a false record reports false anomalies.
+3. A delivery is recorded before the client answers the node.
+4. Histories are stored as JSON, one record a line, in the order in which they were known. A last line that is cut off
+   is ignored: its writer was killed.
 
 >>> line = to_line(Publish("p1", "orders", "v1", begin=1.0, end=1.5, outcome="ok", offset=7))
 >>> of_line(line).offset
@@ -27,7 +27,7 @@ from railgun.errors import RailgunError
 
 Outcome = Literal["ok", "failed", "unknown"]
 Acks = Literal["none", "master", "quorum", "all"]
-SURE: Final = frozenset(
+NOT_STORED_CODES: Final = frozenset(
     {
         "NO_MASTER",
         "NO_SPACE",
@@ -39,16 +39,16 @@ SURE: Final = frozenset(
         "LOG_DAMAGED",
     }
 )
-"""Codes that say: nothing was stored. Not of messages with IDs, which the client sends again by itself."""
+"""Codes that prove that nothing was stored; not for messages with IDs, which the client sends again by itself."""
 
 
 class HistoryError(RailgunError):
-    """A file that is no history."""
+    """Raised for a file that is not a history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What kind of run it was. `transit`: so long something that was handed out may have been under way."""
+    """The kind of run. `transit`: the longest time in seconds that a delivery may have been under way."""
 
     kind: ClassVar[str] = "meta"
     seed: int
@@ -57,12 +57,12 @@ class Meta:
     transit: float = 0.0
     text: str = ""
     patience_s: float = 0.0
-    """After how many seconds a client gives a call up; 0: nobody has said."""
+    """Seconds after which a client gives up a call; 0: not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that was done to the cluster; for people."""
+    """A note about a change to the cluster, for people."""
 
     kind: ClassVar[str] = "fault"
     at: float
@@ -74,9 +74,8 @@ class Fault:
 class Blown:
     """A fault from its begin to its end, written when it is over.
 
-    `begin` is before anything was done and `struck` when all of it was done; `end` is before anything was undone,
-    and `settled` when the nodes had caught up, or were given up. `clients` had a connection to one of `nodes` at
-    `begin`.
+    `begin` is before the first change and `struck` after the last; `end` is before anything was undone, and `settled`
+    when the nodes had caught up, or were given up. `clients` had a connection to one of `nodes` at `begin`.
     """
 
     kind: ClassVar[str] = "blown"
@@ -91,10 +90,10 @@ class Blown:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """What a node said that had been cut off from all others for long: to a reader, and to a publisher.
+    """The answers of a node that had been cut off from all others for long: to a reader, and to a publisher.
 
-    `end` is how many messages of the stream it said to have, `read` whether a reader got one of them. `code` is what a
-    publish was told ("": it was stored), after `publish_s` seconds.
+    `end` is the number of messages of the stream that the node claimed to have, `read` whether a reader got one of
+    them. `code` is the answer to a publish ("": stored), after `publish_s` seconds.
     """
 
     kind: ClassVar[str] = "cut_off"
@@ -110,7 +109,7 @@ class CutOff:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """One message, from one client. `tries`: how often it was asked for, without an ID that makes that harmless."""
+    """One message of one client. `tries`: how often it was sent, without an ID that makes repeats harmless."""
 
     kind: ClassVar[str] = "publish"
     client: str
@@ -127,7 +126,7 @@ class Publish:
 
     @property
     def safe(self) -> bool:
-        """Whether it was promised that it is kept."""
+        """Return whether the answer promises that the message is kept."""
         return self.outcome == "ok" and self.acks in ("quorum", "all")
 
 
@@ -135,8 +134,8 @@ class Publish:
 class Delivery:
     """One message, to one consumer. Without a group `number` and `epoch` mean nothing.
 
-    `at` is when the program took it; `arrived` when it came to the client, where it may have waited. Histories of
-    earlier versions do not tell the latter.
+    `at` is when the program took the message; `arrived` when the message came to the client, where it may have waited.
+    Histories of earlier versions lack `arrived`.
     """
 
     kind: ClassVar[str] = "delivery"
@@ -154,13 +153,13 @@ class Delivery:
 
     @property
     def came(self) -> float:
-        """When it came to the client; when it was taken, if that is all that is known."""
+        """Return when the message came to the client, or, in old histories, when the program took it."""
         return self.at if self.arrived is None else self.arrived
 
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """A consumer said that it is done; `confirmed`: a flush told that this is on disk."""
+    """An ack of a consumer; `confirmed`: a flush confirmed that the ack is on disk."""
 
     kind: ClassVar[str] = "acked"
     begin: float
@@ -177,7 +176,7 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a group was said to be: `floor` is the lowest offset that is not settled."""
+    """The reported position of a group: `floor` is the lowest offset that is not settled."""
 
     kind: ClassVar[str] = "position"
     begin: float
@@ -190,7 +189,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question, and what came of it: `ok` with an answer, `failed` if the node said so (by code), or `unknown`."""
+    """A request and its outcome: `ok` with an answer, `failed` if the node refused it (by code), or `unknown`."""
 
     kind: ClassVar[str] = "request"
     client: str
@@ -205,7 +204,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A question as somebody got it, and what the node said to their answer: `failed` is `RS_GONE`."""
+    """A request as a responder got it, and the outcome of its answer: `failed` is `RS_GONE`."""
 
     kind: ClassVar[str] = "response"
     consumer: str
@@ -222,7 +221,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The end of a group: how it stood when it had been given time, from `begin` to `end`, with nothing in its way."""
+    """The final state of a group, after it had from `begin` to `end` to finish with nothing in its way."""
 
     kind: ClassVar[str] = "drain"
     stream: str
@@ -232,17 +231,17 @@ class Drain:
     floor: int
     stream_end: int
     start: int = 0
-    """Where the group began."""
+    """The offset where the group began."""
 
     @property
     def lag(self) -> int:
-        """How many messages it did not get done."""
+        """Return how many messages the group did not finish."""
         return self.stream_end - self.floor
 
 
 @dataclass(frozen=True, slots=True)
 class LastRead:
-    """All that one node has of a stream at the end."""
+    """All messages of a stream that one node has at the end."""
 
     kind: ClassVar[str] = "final"
     node: str
@@ -252,7 +251,7 @@ class LastRead:
 
     @property
     def rows(self) -> Iterator[tuple[int, str]]:
-        """Offset and value of each message."""
+        """Yield the offset and value of each message."""
         return zip(self.offsets, self.values, strict=True)
 
 
@@ -291,9 +290,9 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commit of sequences, asked for once.
+    """One request to commit sequences.
 
-    `count` messages were added to the stream by it, from the offset `base` on; -1: that is not known.
+    The commit added `count` messages to the stream, from the offset `base` on; -1: not known.
     """
 
     kind: ClassVar[str] = "committed"
@@ -312,7 +311,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """All before an offset was asked to be purged; None: the stream keeps only the newest messages, at any time."""
+    """A request to purge all before an offset; None: the stream always keeps only its newest messages."""
 
     kind: ClassVar[str] = "purged"
     stream: str
@@ -323,7 +322,7 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a node said that a stream ends."""
+    """The end of a stream, as a node reported it."""
 
     kind: ClassVar[str] = "end"
     at: float
@@ -364,57 +363,57 @@ _FIELDS: Final = {name: frozenset(f.name for f in fields(kind)) for name, kind i
 
 
 def to_line(record: Record) -> str:
-    """A record as it lies on disk."""
+    """Return a record as a line of JSON."""
     return json.dumps({"kind": record.kind} | asdict(record))
 
 
 def of_line(line: str) -> Record:
-    """A record that lay on disk."""
+    """Return the record of a line. Raises `HistoryError`."""
     try:
-        told = json.loads(line)
-        kind = told.pop("kind")
-        if not told.keys() <= _FIELDS[kind]:
-            raise HistoryError(f"{kind} has no {', '.join(told.keys() - _FIELDS[kind])}")
-        made: Record = KINDS[kind](**told)
+        fields = json.loads(line)
+        kind = fields.pop("kind")
+        if not fields.keys() <= _FIELDS[kind]:
+            raise HistoryError(f"{kind} has no {', '.join(fields.keys() - _FIELDS[kind])}")
+        record: Record = KINDS[kind](**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HistoryError(f"no record of a history: {line[:200]!r}: {error}") from error
-    return made
+        raise HistoryError(f"not a record of a history: {line[:200]!r}: {error}") from error
+    return record
 
 
 def read(file: Path) -> list[Record]:
-    """A history that lies on disk (rule 4)."""
-    found: list[Record] = []
+    """Read a history from a file (rule 4). Raises `HistoryError`."""
+    records: list[Record] = []
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith("\n"):
                 break
             try:
-                found.append(of_line(line))
+                records.append(of_line(line))
             except HistoryError as error:
                 raise HistoryError(f"{file}, line {number}: {error}") from error
-    return found
+    return records
 
 
 class History:
-    """Takes records, keeps them, and writes them down as they come."""
+    """Keep records, and append them to a file as they come."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.records: list[Record] = []
         self._file: IO[str] | None = None if file is None else file.open("w", encoding="utf-8")
 
     def add(self, *records: Record) -> None:
-        """These were seen."""
+        """Append records to the history and its file."""
         self.add_all(records)
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """These were seen."""
-        some = list(records)
-        self.records += some
+        """Add all of `records`."""
+        new_records = list(records)
+        self.records += new_records
         if self._file is not None:
-            self._file.writelines(to_line(record) + "\n" for record in some)
+            self._file.writelines(to_line(record) + "\n" for record in new_records)
 
     def close(self) -> None:
-        """No more."""
+        """Close the file; no records may follow."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,21 +1,21 @@
-"""Which faults, to whom, when: drawn from a seed; and who does them, one after the other or at once.
+"""Plan faults from a seed, and apply them to a cluster, in order or overlapping.
 
 Rules:
 
-1. A plan is made before anything runs, by a seed: the same seed, the same plan. It comes in rounds of one to three
-   blows that overlap, with calm between them, and ends before its time is up.
-2. Never are more than a minority failing at the same time. A node fails from the blow until it is well *and* has caught
-   up, which the plan cannot know: who does a blow waits until there is room for its victims, and leaves it out if
-   there is none for too long.
-3. Who is cut off in a minority fails; who is slow, or has a wrong clock, does not.
+1. A plan is made before the run starts, from a seed: the same seed gives the same plan. It has rounds of one to three
+   blows that overlap, with calm between rounds, and ends before its time is up.
+2. Never does more than a minority fail at the same time. A node fails from the blow until it is healed *and* has caught
+   up, which the plan cannot know: a blow waits until enough other nodes are well, and is left out if that takes
+   too long.
+3. A node that is cut off in a minority fails; a node that is slow, or has a wrong clock, does not.
 4. A rolling restart, a change of members, a freeze, a master that cannot write and a node that is asked while it is cut
-   off have the cluster for themselves but for what harms nobody.
-5. In the end everything is healed, whatever happened.
+   off have the cluster for themselves, except for harmless faults.
+5. At the end everything is healed, whatever happened.
 6. Each blow is recorded from its begin until its nodes have caught up (`Blown`), for the checker.
 
 A `pause` stops a process for a moment; a `freeze` does so for longer than any client waits (`FREEZE_S`). An
-`unwritable_master` becomes the master of all streams first, and cannot write then. A `minority` is isolated for so long
-that it knows of no quorum, and is asked to read and to write before it is not any more.
+`unwritable_master` first becomes the master of all streams, and then cannot write. A `minority` is isolated for so long
+that it knows of no quorum, and is asked to read and to write before it is healed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALONE: Final[frozenset[Kind]] = frozenset(
     {"kill", "torn_kill", "pause", "clients_cut", "slow_disk", "full_disk", "refused_writes", "failed_sync", "clock",
      "rolling"}
 )  # fmt: skip
-"""What one node can live through that has nobody to learn from."""
+"""Faults that a single node survives, which has no other node to learn from."""
 HARMLESS: Final[frozenset[Kind]] = frozenset({"slow_links", "clients_cut", "slow_disk", "clock"})
 EXCLUSIVE: Final[frozenset[Kind]] = frozenset(
     {"rolling", "member", "freeze", "unwritable_master", "minority"}
@@ -66,14 +66,14 @@ LONGER: Final[Mapping[Kind, tuple[float, float]]] = {
     "unwritable_master": (9.0, 11.0),
     "minority": (10.0, 13.0),  # longer than writes wait for a master
 }
-CALM: Final = (1.5, 4.0)
+CALM_S: Final = (1.5, 4.0)
 SETTLE: Final = 60.0
-"""Seconds until a node that is healed must have caught up."""
+"""Seconds until a healed node must have caught up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """One fault. `victims` fail; `others` are those it is about, too. `amount`: seconds of delay, or of a clock."""
+    """One fault. `victims` fail; `others` are also involved. `amount`: seconds of delay, or of the clock's error."""
 
     at: float
     seconds: float
@@ -85,7 +85,7 @@ class Blow:
 
     @property
     def end(self) -> float:
-        """When it is over."""
+        """Return when the blow ends."""
         return self.at + self.seconds
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Blow:
 
 
 def minority(nodes: int) -> int:
-    """How many of them may fail; of one, itself.
+    """Return how many of `nodes` may fail at once; a single node may.
 
     >>> [minority(n) for n in (1, 2, 3, 4, 5)]
     [1, 0, 1, 1, 2]
@@ -109,36 +109,36 @@ def minority(nodes: int) -> int:
 def plan(
     seed: int, names: Sequence[str], seconds: float, kinds: Collection[Kind] | None = None
 ) -> list[Blow]:
-    """The blows of a seed, in order."""
+    """Return the blows of a seed, in order."""
     chance = Random(seed)
     possible = [kind for kind in WEIGHTS if len(names) > 1 or kind in ALONE]
     chosen = [kind for kind in possible if kinds is None or kind in kinds]
     blows: list[Blow] = []
     now = chance.uniform(0.5, 1.5)
     while chosen and now + LASTS[0] <= seconds:
-        some = _round(chance, names, chosen, now, seconds)
-        blows += some
-        now = max((one.end for one in some), default=now) + chance.uniform(*CALM)
-    return sorted(blows, key=lambda one: one.at)
+        overlapping = _round(chance, names, chosen, now, seconds)
+        blows += overlapping
+        now = max((blow.end for blow in overlapping), default=now) + chance.uniform(*CALM_S)
+    return sorted(blows, key=lambda blow: blow.at)
 
 
 def _round(
     chance: Random, names: Sequence[str], kinds: Sequence[Kind], now: float, end: float
 ) -> list[Blow]:
-    """Blows that overlap."""
-    made: list[Blow] = []
+    """Return blows that overlap."""
+    blows: list[Blow] = []
     left = minority(len(names))
     free = list(names)
     touched: set[str] = set()
     for _ in range(chance.choice([1, 1, 2, 2, 3])):
-        kind = chance.choices(kinds, [WEIGHTS[one] for one in kinds])[0]
-        if kind in EXCLUSIVE and any(one.kind not in HARMLESS for one in made):
+        kind = chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        if kind in EXCLUSIVE and any(blow.kind not in HARMLESS for blow in blows):
             continue
-        if any(one.kind in EXCLUSIVE for one in made) and kind not in HARMLESS:
+        if any(blow.kind in EXCLUSIVE for blow in blows) and kind not in HARMLESS:
             continue
-        if any(one.kind == kind and kind in HARMLESS for one in made):
-            continue  # what is healed by the first would not be by the second
-        at = now if not made else now + chance.uniform(0.0, 0.9 * LASTS[0])
+        if any(blow.kind == kind and kind in HARMLESS for blow in blows):
+            continue  # the end of the first would heal the second too
+        at = now if not blows else now + chance.uniform(0.0, 0.9 * LASTS[0])
         shortest, longest = LONGER.get(kind, LASTS)
         lasts = min(chance.uniform(shortest, longest), end - at)
         if lasts < shortest:
@@ -146,11 +146,11 @@ def _round(
         blow = _aim(chance, kind, names, free, min(left, len(free)), at, lasts)
         if blow is None:
             continue
-        made.append(blow)
+        blows.append(blow)
         left -= len(blow.victims)
         touched.update(blow.victims)
         free = [name for name in names if name not in touched]
-    return made
+    return blows
 
 
 def _aim(
@@ -162,16 +162,16 @@ def _aim(
     at: float,
     lasts: float,
 ) -> Blow | None:
-    """A blow of a kind, at some of those that are free, with so many victims at most; None if that cannot be."""
+    """Return a blow of `kind` at up to `most` victims among the `free` nodes, or None if that is impossible."""
     style = chance.choice(STYLES[kind]) if kind in STYLES else ""
     if kind in HARMLESS:
-        one = (chance.choice(names),)
+        involved = (chance.choice(names),)
         amount = {
             "slow_links": chance.uniform(0.01, 0.3),
             "slow_disk": chance.uniform(0.02, 0.4),
             "clock": chance.choice([-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0]),
         }.get(kind, 0.0)
-        return Blow(at, lasts, kind, (), one, style, round(amount, 3))
+        return Blow(at, lasts, kind, (), involved, style, round(amount, 3))
     if kind == "rolling":
         return Blow(at, lasts, kind, (), tuple(chance.sample(list(names), len(names))))
     if most < 1 or not free:
@@ -189,7 +189,7 @@ def _aim(
 
 
 def blocked(blow: Blow, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The links that a partition closes, each direction by itself.
+    """Yield the links that a partition closes, each direction by itself.
 
     >>> list(blocked(Blow(0, 1, "isolate", ("a",)), ["a", "b"]))
     [('a', 'b'), ('b', 'a')]
@@ -209,9 +209,11 @@ def blocked(blow: Blow, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def longest_hold(blows: Sequence[Blow]) -> float:
-    """Return for how long something may be under way that was sent: while a node is stopped, or a link held or slow."""
-    times = [one.seconds for one in blows if one.kind in ("pause", "freeze") or one.style == "hold"]
-    times += [3 * one.amount for one in blows if one.kind == "slow_links"]
+    """Return how long, in seconds, data may be under way: while a node is stopped, or a link held or slow."""
+    times = [
+        blow.seconds for blow in blows if blow.kind in ("pause", "freeze") or blow.style == "hold"
+    ]
+    times += [3 * blow.amount for blow in blows if blow.kind == "slow_links"]
     return max(times, default=0.0)
 
 
@@ -219,43 +221,43 @@ def longest_hold(blows: Sequence[Blow]) -> float:
 
 
 class Striker(Protocol):
-    """Who can do blows."""
+    """What applies blows to a system."""
 
     async def begin(self, blow: Blow) -> str:
-        """Do it; what there is to tell."""
+        """Apply `blow`; return notes for people."""
         ...
 
     async def finish(self, blow: Blow) -> str:
-        """Undo it."""
+        """Undo `blow`; return notes for people."""
         ...
 
     async def heal(self) -> None:
-        """Undo all that may be left of any."""
+        """Undo all blows that may be left."""
         ...
 
 
 class Admin(Protocol):
-    """What a cluster is asked for."""
+    """What a nemesis asks of a cluster."""
 
     async def remove(self, node: str) -> None:
-        """Let it be a member no more."""
+        """Remove `node` from the members."""
         ...
 
     async def join(self, node: str) -> None:
-        """Let it be a member again."""
+        """Add `node` to the members again."""
         ...
 
     async def lead(self, node: str) -> None:
-        """Let it be the master of all streams."""
+        """Make `node` the master of all streams."""
         ...
 
     async def settled(self, nodes: Sequence[str]) -> bool:
-        """Whether these are up, and have caught up."""
+        """Return whether `nodes` are up, and have caught up."""
         ...
 
 
 class Nemesis:
-    """Does the blows of a plan."""
+    """Applies the blows of a plan."""
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ class Nemesis:
         self.done: list[Blow] = []
         self.left_out: list[Blow] = []
         self.unsettled: list[Blow] = []
-        """After which a node did not catch up in time."""
+        """Blows after which a node did not catch up in time."""
         self.settle = SETTLE
         self._striker, self._admin, self._history, self._clock = striker, admin, history, clock
         self._clients_at = clients_at
@@ -281,11 +283,11 @@ class Nemesis:
 
     @property
     def failing(self) -> list[str]:
-        """Nodes that are not well, or have not caught up."""
+        """Return the nodes that are not well, or have not caught up."""
         return sorted(set(self._failing))
 
     async def run(self) -> None:
-        """All of the plan; everything is healed when it returns."""
+        """Apply the whole plan; everything is healed on return."""
         begin = self._clock()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -306,9 +308,9 @@ class Nemesis:
         started = struck = ended = self._clock()
         try:
             try:
-                told = await self._striker.begin(blow)
+                note = await self._striker.begin(blow)
                 struck = self._clock()
-                self._tell("begin", f"{blow}: {told}")
+                self._tell("begin", f"{blow}: {note}")
                 await asyncio.sleep(blow.seconds)
             finally:
                 ended = self._clock()
@@ -317,14 +319,14 @@ class Nemesis:
             if await self._settled(blow):
                 await self._release(blow)
             else:
-                self.unsettled.append(blow)  # and who has not caught up still counts as failing
+                self.unsettled.append(blow)  # nodes that have not caught up still count as failing
                 self._tell("unsettled", str(blow))
         finally:
             times = (started, struck, ended, self._clock())
             self._history.add(Blown(blow.kind, nodes, *times, clients))
 
     async def _room(self, blow: Blow) -> bool:
-        """Wait until nobody has to fail beside too many others; not for longer than the blow would have lasted."""
+        """Wait until the victims may fail beside the nodes that fail already, up to the length of the blow."""
         if blow.kind in HARMLESS:
             return True
         try:

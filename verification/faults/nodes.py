@@ -1,14 +1,14 @@
-"""Nodes as processes: their files, their addresses, their proxies, and what can be done to them.
+"""Run nodes as processes: their files, addresses and proxies, and the faults of a process.
 
 Rules:
 
-1. A node listens on a loopback address of its own, 127.0.0.11 for the first, and calls others from there. Everybody
-   else is told another address, 127.0.1.11, where proxies stand before its ports: for other nodes and for clients.
-2. Everything of a run is in one directory: for each node its configuration, its data, what is wrong with it
-   (`n1.orders`), and what it wrote to stdout and stderr (`n1.log`).
-3. A node that ends without being asked to is remembered (`died`), and so are errors that nobody has thought of, in its
-   log (`tracebacks`).
-4. One node alone has no `[cluster]`; nor have many that are to know nothing of each other, to see that this is noticed.
+1. A node listens on a loopback address of its own, 127.0.0.11 for the first, and calls others from there. All others
+   get another address, 127.0.1.11, where proxies stand before its ports: for other nodes and for clients.
+2. Everything of a run is in one directory: for each node its configuration, its data, the orders for its disk and clock
+   (`n1.orders`), and its stdout and stderr (`n1.log`).
+3. A node that ends without being asked to is remembered (`died`), and so are unexpected errors in its log
+   (`tracebacks`).
+4. A single node has no `[cluster]`; nor have several that must not know each other, to test that this is noticed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from verification.ports import free_ports
 START: Final = 30.0
 """Seconds that a node may take to listen."""
 STOP: Final = 15.0
-"""Seconds that it may take to end in order."""
+"""Seconds that a node may take to end in order."""
 FIRST: Final = 11
 
 
 class NodeDiedError(RailgunError):
-    """A node ended by itself."""
+    """Raised when a node ended by itself."""
 
 
 class NodeProcess:
-    """One node."""
+    """One node: its process and its files."""
 
     def __init__(self, directory: Path, name: str, number: int) -> None:
         self.name = name
@@ -55,32 +55,32 @@ class NodeProcess:
         self.orders = Orders()
         self.starts = 0
         self.deaths = 0
-        """How often it was found dead."""
+        """How often the process was found dead."""
         self._process: asyncio.subprocess.Process | None = None
-        self._asked = False  # to end
+        self._told_to_end = False
 
     def order(self, orders: Orders) -> None:
-        """Let this be wrong with its disk and clock."""
+        """Set the faults of the node's disk and clock."""
         self.orders = orders
         orders.write(self.control)
 
     @property
     def up(self) -> bool:
-        """Whether it is there; it may be stopped."""
+        """Return whether the process runs; it may be paused."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def died(self) -> bool:
-        """Whether it ended, and nobody had asked for it."""
-        return self._process is not None and not self.up and not self._asked
+        """Return whether the process ended without being told to."""
+        return self._process is not None and not self.up and not self._told_to_end
 
     async def start(self) -> list[str]:
-        """Start it, and wait until it listens; what recovery has found."""
+        """Start the process, and wait until it listens; return what recovery reported."""
         if self.up:
             return []
         self.deaths += self.died
         self.starts += 1
-        self._asked = False
+        self._told_to_end = False
         with self.log.open("ab") as log:
             log.write(f"--- start {self.starts}\n".encode())
             log.flush()
@@ -98,9 +98,9 @@ class NodeProcess:
             async with asyncio.timeout(START):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            return [f"does not listen after {START:g} s"]  # it may come yet
+            return [f"does not listen after {START:g} s"]  # it may listen later
         try:
-            return [str(one) for one in json.loads(line)["found"]]
+            return [str(finding) for finding in json.loads(line)["found"]]
         except (ValueError, KeyError) as error:
             await self._gone()
             raise NodeDiedError(f"{self.name} ended at its start: see {self.log}") from error
@@ -112,27 +112,27 @@ class NodeProcess:
                     await self._process.wait()
 
     async def kill(self) -> None:
-        """End it without a word."""
+        """End the process with SIGKILL, and wait for its end."""
         if self.up:
-            self._asked = True
+            self._told_to_end = True
             self._signal(signal.SIGKILL)
             await self._gone()
 
     async def stop(self) -> None:
-        """End it in order; without a word if it takes too long."""
+        """End the process in order; kill it if that takes too long."""
         if self.up:
-            self._asked = True
+            self._told_to_end = True
             self._signal(signal.SIGCONT)
             self._signal(signal.SIGTERM)
             await self._gone()
             await self.kill()
 
     def pause(self) -> None:
-        """Let it do nothing."""
+        """Stop the process without ending it (SIGSTOP)."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue a paused process."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
@@ -141,13 +141,13 @@ class NodeProcess:
                 self._process.send_signal(number)
 
     async def connect(self, timeout: float = 5.0, name: str = "", direct: bool = False) -> Client:
-        """A client of it, through its proxy unless told otherwise."""
+        """Connect a client to the node, through its proxy unless `direct`."""
         host = self.host if direct else self.outside
         return await connect(f"{host}:{self.port}", data=self.data, timeout=timeout, name=name)
 
 
 class Nodes:
-    """All of them, and the links between them."""
+    """All nodes, and the links between them."""
 
     def __init__(
         self, directory: Path, count: int, seed: int = 0, clustered: bool | None = None
@@ -155,34 +155,34 @@ class Nodes:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.links = Links(Random(seed))
-        made = [NodeProcess(directory, f"n{n + 1}", n) for n in range(count)]
-        self.by_name = {one.name: one for one in made}
+        nodes = [NodeProcess(directory, f"n{n + 1}", n) for n in range(count)]
+        self.by_name = {node.name: node for node in nodes}
         self._proxies: list[Proxy] = []
         self._clustered = count > 1 if clustered is None else clustered
         if self._clustered:
             (directory / "cluster-secret").write_text(secrets.token_hex(32), "ascii")
-        for one in made:
-            one.config.write_text(self._config(one), "utf-8")
-            one.order(Orders())
+        for node in nodes:
+            node.config.write_text(self._config(node), "utf-8")
+            node.order(Orders())
 
     def __getitem__(self, name: str) -> NodeProcess:
         return self.by_name[name]
 
     @property
     def names(self) -> list[str]:
-        """Of all nodes."""
+        """Return the names of all nodes."""
         return list(self.by_name)
 
-    def _config(self, one: NodeProcess) -> str:
-        lines = ["[node]", f'data = "{one.name}"', f'host = "{one.host}"', f"port = {one.port}"]
+    def _config(self, node: NodeProcess) -> str:
+        lines = ["[node]", f'data = "{node.name}"', f'host = "{node.host}"', f"port = {node.port}"]
         lines.append('http_port = "none"')
         if self._clustered:
             others = ",".join(f"{n.outside}:{n.cluster_port}" for n in self.by_name.values())
             lines += [
-                f'name = "{one.name}"',
-                f"cluster_port = {one.cluster_port}",
-                f'advertise = "{one.outside}:{one.cluster_port}"',
-                f'advertise_client = "{one.outside}:{one.port}"',
+                f'name = "{node.name}"',
+                f"cluster_port = {node.cluster_port}",
+                f'advertise = "{node.outside}:{node.cluster_port}"',
+                f'advertise_client = "{node.outside}:{node.port}"',
                 "[cluster]",
                 'secret_file = "cluster-secret"',
                 f'discovery = "static://{others}"',
@@ -192,42 +192,44 @@ class Nodes:
 
     async def start(self) -> None:
         """Start the proxies and all nodes."""
-        callers = {one.host: one.name for one in self.by_name.values()}
-        for one in self.by_name.values():
-            for port in (one.port, one.cluster_port):
-                proxy = Proxy(self.links, one.name, (one.outside, port), (one.host, port), callers)
+        callers = {node.host: node.name for node in self.by_name.values()}
+        for node in self.by_name.values():
+            for port in (node.port, node.cluster_port):
+                proxy = Proxy(
+                    self.links, node.name, (node.outside, port), (node.host, port), callers
+                )
                 self._proxies.append(proxy)
                 await proxy.start()
-        await asyncio.gather(*(one.start() for one in self.by_name.values()))
+        await asyncio.gather(*(node.start() for node in self.by_name.values()))
 
     async def stop(self) -> None:
-        """End all of it."""
-        await asyncio.gather(*(one.stop() for one in self.by_name.values()))
+        """Stop all nodes and proxies."""
+        await asyncio.gather(*(node.stop() for node in self.by_name.values()))
         for proxy in self._proxies:
             await proxy.close()
 
     @property
     def died(self) -> list[str]:
-        """Those that ended by themselves, now or before."""
-        return [name for name, one in self.by_name.items() if one.died or one.deaths]
+        """Return the names of nodes that ended by themselves, now or before."""
+        return [name for name, node in self.by_name.items() if node.died or node.deaths]
 
     @property
     def tracebacks(self) -> dict[str, int]:
-        """How often each wrote of an error nobody has thought of."""
+        """Return how many unexpected errors each node logged."""
         counts = {
-            name: one.log.read_bytes().count(b"Traceback (most recent call last)")
-            for name, one in self.by_name.items()
-            if one.log.exists()
+            name: node.log.read_bytes().count(b"Traceback (most recent call last)")
+            for name, node in self.by_name.items()
+            if node.log.exists()
         }
         return {name: count for name, count in counts.items() if count}
 
     def log_ends(self, size: int = 2_000) -> str:
-        """What each wrote last, for people."""
-        told = []
-        for one in self.by_name.values():
-            with contextlib.suppress(OSError), one.log.open("rb") as file:
-                told.append(f"--- {one.name}\n{_end_of(file, size)}")
-        return "\n".join(told)
+        """Return the end of each node's log, for people."""
+        ends = []
+        for node in self.by_name.values():
+            with contextlib.suppress(OSError), node.log.open("rb") as file:
+                ends.append(f"--- {node.name}\n{_end_of(file, size)}")
+        return "\n".join(ends)
 
 
 def _end_of(file: IO[bytes], size: int) -> str:

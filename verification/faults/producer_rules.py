@@ -1,16 +1,16 @@
-"""What must be true of producers: what is staged is unseen, what is committed is there once, wholly and in order.
+"""Check producers: staged messages are unseen, a committed unit is there once, completely and in order.
 
 Rules:
 
-1. A message is seen only if a commit of its sequence was asked for before (`staged_seen`).
+1. A message is seen only if a commit of its sequence was requested before (`staged_seen`).
 2. The messages of a sequence lie one behind the other, in the order in which they were staged; so do sequences that
-   were committed together, if none of them was committed before. No node has a part of them in the end, and no reader
-   is told of an end of the stream within them (`torn`).
+   were committed together, if none of them was committed before. No node has only a part of them at the end, and no
+   reader is told of an end of the stream within them (`torn`).
 3. No message is ever at two offsets (`committed_twice`).
-4. What was answered as committed is there in the end, unless it was purged (`lost_commit`).
-5. When a later epoch has begun, nothing that an earlier one asks for after that is committed, and what the later one
-   did not keep is never seen, unless its commit was asked for before (`fenced_commit`).
-6. `LOST_OUTPUT` is answered only if a later epoch began without the sequence, or it was not staged wholly
+4. A commit that was confirmed is there at the end, unless it was purged (`lost_commit`).
+5. When a later epoch has begun, no commit that an earlier one requests after that takes effect, and no sequence that it
+   did not keep is ever seen, unless its commit was requested before (`fenced_commit`).
+6. `LOST_OUTPUT` is answered only if a later epoch began without the sequence, or it was not staged completely
    (`false_loss`).
 """
 
@@ -32,7 +32,7 @@ Key: TypeAlias = tuple[str, str]
 
 @dataclass(slots=True)
 class ProducerFacts:
-    """All that was seen of one producer."""
+    """The records of one producer."""
 
     stream: str
     name: str
@@ -41,15 +41,15 @@ class ProducerFacts:
     """By sequence."""
     commits: list[Committed] = field(default_factory=list)
 
-    def asked(self, sequence: int) -> list[Committed]:
+    def commits_of(self, sequence: int) -> list[Committed]:
         """Return the commits that name a sequence."""
-        return [one for one in self.commits if sequence in one.sequences]
+        return [commit for commit in self.commits if sequence in commit.sequences]
 
 
 def check_producers(
     records: Sequence[Record], streams: dict[str, StreamFacts], findings: Findings
 ) -> None:
-    """Add to `findings` what must not be of producers."""
+    """Add to `findings` every anomaly of producers."""
     producers = _gather(records)
     purges: dict[str, list[Purged]] = defaultdict(list)
     first_seen: dict[Key, float] = {}  # by stream and value
@@ -68,10 +68,10 @@ def check_producers(
         if facts is None:
             continue
         for sequence, staged in producer.staged.items():
-            asked = producer.asked(sequence)
-            _check_unseen(producer, staged, asked, facts, first_seen, findings)
+            commits = producer.commits_of(sequence)
+            _check_unseen(producer, staged, commits, facts, first_seen, findings)
             _check_whole(staged, facts, ends[producer.stream], findings)
-            _check_kept(staged, asked, facts, purges[producer.stream], findings)
+            _check_kept(staged, commits, facts, purges[producer.stream], findings)
         _check_together(producer, facts, findings)
         _check_fences(producer, facts, findings)
         _check_losses(producer, findings)
@@ -102,7 +102,7 @@ def _offsets(staged: Staged, facts: StreamFacts) -> list[int | None]:
 def _check_unseen(
     producer: ProducerFacts,
     staged: Staged,
-    asked: Sequence[Committed],
+    commits: Sequence[Committed],
     facts: StreamFacts,
     first_seen: dict[Key, float],
     findings: Findings,
@@ -113,25 +113,25 @@ def _check_unseen(
     where = (
         f"{seen[0]!r} of sequence {staged.sequence} of {producer.name} is seen in {facts.stream}"
     )
-    if not asked:
+    if not commits:
         findings.add("staged_seen", f"{where}, and was never committed", staged)
         return
-    earliest = min(one.begin for one in asked)
+    earliest = min(commit.begin for commit in commits)
     times = [first_seen[facts.stream, v] for v in seen if (facts.stream, v) in first_seen]
     if times and min(times) < earliest:
-        findings.add("staged_seen", f"{where} before a commit was asked for", staged, *asked[:2])
+        findings.add("staged_seen", f"{where} before a commit was asked for", staged, *commits[:2])
 
 
 def _check_whole(
     staged: Staged, facts: StreamFacts, ends: Iterable[End], findings: Findings
 ) -> None:
     offsets = _offsets(staged, facts)
-    known = [(n, offset) for n, offset in enumerate(offsets) if offset is not None]
-    if not known:
+    sightings = [(n, offset) for n, offset in enumerate(offsets) if offset is not None]
+    if not sightings:
         return
-    base = known[0][1] - known[0][0]
+    base = sightings[0][1] - sightings[0][0]
     who = f"sequence {staged.sequence} of {staged.producer} in {facts.stream}"
-    for n, offset in known:
+    for n, offset in sightings:
         if offset != base + n:
             text = f"message {n} of {who} is at {offset}, and not at {base + n}"
             findings.add("torn", text, staged)
@@ -140,7 +140,9 @@ def _check_whole(
     for final in facts.finals:
         if not final.offsets:
             continue
-        there = sum(final.offsets[0] <= one <= final.offsets[-1] for one in range(base, after))
+        there = sum(
+            final.offsets[0] <= offset <= final.offsets[-1] for offset in range(base, after)
+        )
         begun = max(base, final.offsets[0])
         if 0 < there < after - begun:
             findings.add("torn", f"{final.node} has {there} of {len(offsets)} of {who}", staged)
@@ -154,25 +156,27 @@ def _check_whole(
 
 def _check_kept(
     staged: Staged,
-    asked: Sequence[Committed],
+    commits: Sequence[Committed],
     facts: StreamFacts,
     purges: Sequence[Purged],
     findings: Findings,
 ) -> None:
-    done = [one for one in asked if one.outcome == "ok"]
+    done = [commit for commit in commits if commit.outcome == "ok"]
     if not done or not facts.finals:
         return
     missing = [value for value in staged.values if value not in facts.kept]
     if not missing:
         return
-    first = min((one.offsets[0] for one in facts.finals if one.offsets), default=0)
+    first = min((final.offsets[0] for final in facts.finals if final.offsets), default=0)
     offsets = _offsets(staged, facts)
-    place = next((one - n for n, one in enumerate(offsets) if one is not None), None)
-    bases = [one.base for one in done if one.base >= 0 and one.sequences == [staged.sequence]]
+    place = next((offset - n for n, offset in enumerate(offsets) if offset is not None), None)
+    bases = [
+        commit.base for commit in done if commit.base >= 0 and commit.sequences == [staged.sequence]
+    ]
     if place is None and bases:
         place = bases[0]
     if place is None and purges:
-        return  # it may have been purged before anybody saw it
+        return  # a purge may have removed it before any reader saw it
     at = 0 if place is None else place
     if not purges or any(
         at + n >= first for n, value in enumerate(staged.values) if value in missing
@@ -185,12 +189,12 @@ def _check_kept(
 
 
 def _check_together(producer: ProducerFacts, facts: StreamFacts, findings: Findings) -> None:
-    """Sequences that came with one commit, and with no other, lie one behind the other."""
+    """Check that sequences that were committed together, and only together, lie one behind the other."""
     for commit in producer.commits:
         if commit.outcome != "ok" or len(commit.sequences) < 2:
             continue
-        parts = [producer.staged.get(one) for one in commit.sequences]
-        if any(part is None or len(producer.asked(part.sequence)) > 1 for part in parts):
+        parts = [producer.staged.get(sequence) for sequence in commit.sequences]
+        if any(part is None or len(producer.commits_of(part.sequence)) > 1 for part in parts):
             continue
         bases = []
         for part in parts:
@@ -206,7 +210,7 @@ def _check_together(producer: ProducerFacts, facts: StreamFacts, findings: Findi
 
 
 def _check_fences(producer: ProducerFacts, facts: StreamFacts, findings: Findings) -> None:
-    begun = [one for one in producer.begun if one.outcome == "ok"]
+    begun = [start for start in producer.begun if start.outcome == "ok"]
     for commit in producer.commits:
         later = next((o for o in begun if o.epoch > commit.epoch and o.end < commit.begin), None)
         if later is not None and commit.outcome == "ok" and commit.count > 0:
@@ -218,16 +222,16 @@ def _check_fences(producer: ProducerFacts, facts: StreamFacts, findings: Finding
     for sequence, staged in producer.staged.items():
         if not any(value in facts.places for value in staged.values):
             continue
-        for one in begun:
-            if one.epoch <= staged.epoch or one.keep is None or sequence in one.keep:
+        for start in begun:
+            if start.epoch <= staged.epoch or start.keep is None or sequence in start.keep:
                 continue
-            asked = producer.asked(sequence)
-            if asked and all(commit.begin > one.end for commit in asked):
+            commits = producer.commits_of(sequence)
+            if commits and all(commit.begin > start.end for commit in commits):
                 text = (
-                    f"sequence {sequence} of {producer.name} is seen in {facts.stream}, though epoch {one.epoch} began "
-                    "without it before it was committed"
+                    f"sequence {sequence} of {producer.name} is seen in {facts.stream}, though epoch "
+                    f"{start.epoch} began without it before it was committed"
                 )
-                findings.add("fenced_commit", text, one, staged, asked[0])
+                findings.add("fenced_commit", text, start, staged, commits[0])
 
 
 def _check_losses(producer: ProducerFacts, findings: Findings) -> None:
@@ -240,11 +244,11 @@ def _check_losses(producer: ProducerFacts, findings: Findings) -> None:
             if (staged := producer.staged.get(sequence)) is None
             or staged.outcome != "ok"
             or any(
-                one.epoch > staged.epoch
-                and one.keep is not None
-                and sequence not in one.keep
-                and one.begin < commit.end
-                for one in producer.begun
+                start.epoch > staged.epoch
+                and start.keep is not None
+                and sequence not in start.keep
+                and start.begin < commit.end
+                for start in producer.begun
             )
         ]
         if not excuses:

@@ -1,20 +1,20 @@
-"""Links between nodes that can be cut, deaf, held up or slow, each direction by itself.
+"""Proxies between nodes whose links can be cut, silent, held up or slow, each direction by itself.
 
-Every node listens on an address of its own, and the others are told another one, where a `Proxy` of it listens. Who
-calls is known by the address they call from. So there is a link for each pair of nodes and direction, though
-every node is told the same address of a node.
+Every node listens on an address of its own, and all others use a second address, where a `Proxy` of the node listens.
+A caller is known by the address of its connection. So each pair of nodes and direction has a link, though all callers
+use the same address of a node.
 
 Rules:
 
-1. A link is about bytes that go from one to another, in whichever connection: `a` to `b` in those that `a` made, and
-   the answers in those that `b` made.
+1. A link is about bytes from one node to another, in whichever connection: `a` to `b` in those that `a` made, and the
+   answers in those that `b` made.
 2. `open`: bytes pass, in order, after `delay` seconds and up to `jitter` more.
 3. `cut`: connections that `a` made to `b` are reset, and new ones too. Answers in those that `b` made are dropped.
-4. `drop`: bytes vanish, and nobody is told: connections stay open on both sides, and new ones are accepted by nobody.
-   A connection that has lost something is reset when the link opens: it could not go on.
-5. `hold`: nothing passes, and all of it does when the link opens, the end of a connection too: so TCP does, if nobody
-   gives up before.
-6. What waits is bounded: a sender is not read when too much does.
+4. `drop`: bytes vanish silently: connections stay open on both sides, and new ones are never answered. A connection
+   that has lost bytes is reset when the link opens: it could not continue.
+5. `hold`: nothing passes, and all of it does when the link opens, the end of a connection too: so does TCP, if neither
+   side gives up before.
+6. Waiting bytes are bounded: a sender is not read while too many wait.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from verification.stream_server import StreamServer
 Mode = Literal["open", "cut", "drop", "hold"]
 CHUNK: Final = 1 << 16
 WAITING: Final = 64
-"""Chunks of a connection that are under way, each direction."""
+"""Chunks of a connection that are under way, in each direction."""
 OTHERS: Final = "clients"
-"""Who calls from an address that is no node's."""
+"""The caller's name for addresses that belong to no node."""
 
 
 class Link:
-    """From one to another."""
+    """The link from one node to another."""
 
     __slots__ = ("_opened", "delay", "jitter", "lost", "mode")
 
@@ -49,7 +49,7 @@ class Link:
         self._opened.set()
 
     def become(self, mode: Mode) -> None:
-        """Let it be so from now on."""
+        """Set the mode of the link."""
         self.mode = mode
         if mode == "hold":
             self._opened.clear()
@@ -57,7 +57,7 @@ class Link:
             self._opened.set()
 
     async def passable(self) -> None:
-        """Wait while it is held up."""
+        """Wait while the link is held."""
         while self.mode == "hold":
             await self._opened.wait()
 
@@ -71,60 +71,60 @@ class Links:
         self._connections: set[_Connection] = set()
 
     def of(self, a: str, b: str) -> Link:
-        """The one from `a` to `b`."""
-        found = self._links.get((a, b))
-        if found is None:
-            found = self._links[(a, b)] = Link()
-        return found
+        """Return the link from `a` to `b`."""
+        link = self._links.get((a, b))
+        if link is None:
+            link = self._links[(a, b)] = Link()
+        return link
 
     def set(self, a: str, b: str, mode: Mode) -> None:
-        """Let the link from `a` to `b` be so."""
+        """Set the mode of the link from `a` to `b`."""
         link = self.of(a, b)
         before = link.mode
         link.become(mode)
-        for one in list(self._connections):
-            if (mode == "cut" and (one.caller, one.target) == (a, b)) or (
-                before != mode and mode != "drop" and (a, b) in one.holes
+        for connection in list(self._connections):
+            if (mode == "cut" and (connection.caller, connection.target) == (a, b)) or (
+                before != mode and mode != "drop" and (a, b) in connection.holes
             ):
-                one.abort()
+                connection.abort()
 
     def slow(self, a: str, b: str, delay: float, jitter: float = 0.0) -> None:
-        """Let bytes from `a` to `b` take so long."""
+        """Delay bytes from `a` to `b`, in seconds."""
         link = self.of(a, b)
         link.delay, link.jitter = delay, jitter
 
     def heal(self) -> None:
-        """Everything is open and quick."""
+        """Open all links, without delays."""
         for (a, b), link in list(self._links.items()):
             link.delay = link.jitter = 0.0
             self.set(a, b, "open")
 
     def enter(self, connection: _Connection) -> None:
-        """One more."""
+        """Register an open connection."""
         self._connections.add(connection)
 
     def leave(self, connection: _Connection) -> None:
-        """One less."""
+        """Forget a connection that has ended."""
         self._connections.discard(connection)
 
     @property
     def connections(self) -> list[tuple[str, str]]:
-        """Who called whom, of all that are open."""
-        return sorted((one.caller, one.target) for one in self._connections)
+        """Return the caller and target of all open connections."""
+        return sorted((connection.caller, connection.target) for connection in self._connections)
 
 
 class _Connection:
-    """From a caller to its target, and back."""
+    """A connection from a caller to its target, and back."""
 
     def __init__(self, links: Links, caller: str, target: str) -> None:
         self.links, self.caller, self.target = links, caller, target
         self.holes: set[tuple[str, str]] = set()
-        """Directions in which something has vanished."""
+        """Directions in which bytes have vanished."""
         self._aborted = asyncio.Event()
         self._writers: list[asyncio.StreamWriter] = []
 
     def abort(self) -> None:
-        """End it at once."""
+        """Reset the connection at once."""
         self._aborted.set()
         for writer in self._writers:
             writer.transport.abort()
@@ -132,7 +132,7 @@ class _Connection:
     async def run(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: tuple[str, int]
     ) -> None:
-        """Be the connection, until it ends."""
+        """Serve the connection until it ends."""
         self._writers.append(writer)
         self.links.enter(self)
         working = asyncio.ensure_future(self._work(reader, writer, to))
@@ -155,7 +155,9 @@ class _Connection:
             return
         await out.passable()
         if out.mode == "drop":
-            self.holes.add(there)  # nobody has heard of it: it ends when the link opens
+            self.holes.add(
+                there
+            )  # the target never saw the connection: reset it when the link opens
             while data := await reader.read(CHUNK):
                 out.lost += len(data)
             await self._aborted.wait()
@@ -170,7 +172,7 @@ class _Connection:
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: tuple[str, str]
     ) -> None:
-        """Bytes of one direction, and the end of them."""
+        """Forward the bytes of one direction, and their end."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(WAITING)
         async with asyncio.TaskGroup() as both:
             both.create_task(self._send(waiting, sink, way))
@@ -211,7 +213,7 @@ class _Connection:
                 if link.mode in ("drop", "cut") or way in self.holes:
                     link.lost += len(data)
                     self.holes.add(way)
-                    if not data:  # not even the end is heard
+                    if not data:  # the end of the connection vanishes too
                         await self._aborted.wait()
                         return
                     continue
@@ -223,7 +225,7 @@ class _Connection:
 
 
 class Proxy:
-    """Stands before one port of one node."""
+    """Listens before one port of one node, and forwards to it."""
 
     def __init__(
         self,
@@ -239,7 +241,7 @@ class Proxy:
         self._server = StreamServer(self._talk)
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen on the address that others use."""
         await self._server.open(*self._listen)
         self.port = self._server.port
 
@@ -249,7 +251,7 @@ class Proxy:
         await connection.run(reader, writer, self._to)
 
     async def close(self) -> None:
-        """Listen no more, and end all connections."""
+        """Stop listening, and end all connections."""
         await self._server.close()
 
     async def __aenter__(self) -> Proxy:

@@ -1,12 +1,12 @@
-"""A run: nodes, clients and faults together for some time; then all is healed, and what clients saw is checked.
+"""Run nodes, clients and faults together for some time; then heal everything, and check what the clients saw.
 
 Rules:
 
-1. Everything of a run is in its directory: histories, logs and data of nodes. A run that is sound leaves nothing, one
-   that is not leaves all of it, and `python -m verification.faults check` looks at its history again.
-2. Everything is bounded: nodes that do not form a cluster, faults that cannot be healed and groups that are not done in
-   time are failures of the run.
-3. A run in which nothing was done proves nothing, and fails.
+1. Everything of a run is in its directory: histories, logs and data of nodes. A sound run deletes all of it, an unsound
+   one keeps it, and `python -m verification.faults check` checks its history again.
+2. Everything is bounded: nodes that do not form a cluster, faults that cannot be healed and groups that do not finish
+   in time are failures of the run.
+3. A run without faults proves nothing, and fails.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from verification.faults.nodes import Nodes
 from verification.faults.workload import GROUPS, STREAMS, Load, Workload
 from verification.report import Report
 
-FORM: Final = 60.0
+FORM_TIMEOUT_S: Final = 60.0
 """Seconds in which nodes must have formed a cluster."""
-DRAIN: Final = 60.0
-"""Seconds for groups to get everything done, once all is healed."""
-READ: Final = 60.0
-"""Seconds for the last look at a node."""
-LOOP: Final = 1.0
-"""So long a client may take to look at what has come."""
+DRAIN_TIMEOUT_S: Final = 60.0
+"""Seconds for groups to finish everything, once all faults are healed."""
+READ_TIMEOUT_S: Final = 60.0
+"""Seconds to read all of a node at the end."""
+CLIENT_LOOP_S: Final = 1.0
+"""Seconds a client may take to process a delivery."""
 HISTORY: Final = "history.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What to do."""
+    """The settings of a run."""
 
     directory: Path
     seed: int = 1
@@ -56,37 +56,37 @@ class Run:
     kinds: Collection[Kind] | None = None
     load: Load = field(default_factory=Load)
     settle: float = SETTLE
-    drain: float = DRAIN
+    drain: float = DRAIN_TIMEOUT_S
     clustered: bool | None = None
-    """Whether nodes know of each other; if there are several, unless told otherwise."""
+    """Whether nodes know of each other; None: if there are several."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it."""
+    """The results of a run."""
 
     run: Run
     findings: Findings = field(default_factory=Findings)
     done: Counter[str] = field(default_factory=Counter)
-    """Blows, by their kind."""
+    """Applied blows, by kind."""
     left_out: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    """What clients were told."""
+    """Outcomes of the clients' calls."""
     acknowledged: int = 0
     records: int = 0
     failures: list[str] = field(default_factory=list)
-    """What went wrong besides."""
+    """Failures other than anomalies."""
     logs: str = ""
 
     @property
     def sound(self) -> bool:
-        """Whether all is as it must be."""
+        """Return whether nothing failed and no anomaly was found."""
         return is_sound(self.findings) and not self.failures
 
     def check(self, report: Report) -> None:
-        """Say so in a report."""
+        """Add the results to a report."""
         name = f"{self.run.nodes} nodes, seed {self.run.seed}"
-        found = sum(n for kind, n in self.findings.counts.items() if kind not in ALLOWED)
+        anomalies = sum(n for kind, n in self.findings.counts.items() if kind not in ALLOWED)
         report.check(f"{name}: blows", sum(self.done.values()))
         report.check(
             f"{name}: acknowledged", self.acknowledged, "messages", "> 0", self.acknowledged > 0
@@ -94,19 +94,19 @@ class Outcome:
         report.check(f"{name}: records", self.records)
         if lost := self.findings.counts["lost_master"]:
             report.check(f"{name}: lost, acknowledged by a master alone", lost)
-        report.check(f"{name}: anomalies", found, "", "= 0", found == 0)
-        failures = [one for one in self.failures if one != NOTHING]
-        told = "; ".join(failures) or "none"
-        report.check(f"{name}: failures", told, "", "none", not failures)
+        report.check(f"{name}: anomalies", anomalies, "", "= 0", anomalies == 0)
+        failures = [failure for failure in self.failures if failure != NOTHING]
+        text = "; ".join(failures) or "none"
+        report.check(f"{name}: failures", text, "", "none", not failures)
 
     def tell(self, say: Callable[[str], object]) -> None:
-        """For people: what was done and found."""
+        """Print what was done and found, for people."""
         say(f"blows: {dict(sorted(self.done.items()))}, left out: {self.left_out}")
         say(f"clients: {dict(sorted(self.counts.items()))}")
         for kind, count in sorted(self.findings.counts.items()):
             say(f"{count} x {kind}: {MEANINGS[kind]}")
-        for one in self.findings.found[:20]:
-            say(f"  {one}")
+        for anomaly in self.findings.found[:20]:
+            say(f"  {anomaly}")
         for failure in self.failures:
             say(f"failure: {failure}")
 
@@ -115,12 +115,12 @@ NOTHING: Final = "nothing was acknowledged"
 
 
 def perform(run: Run, say: Callable[[str], object] = lambda text: None) -> Outcome:
-    """Do it. What is left of one that is not sound is in its directory."""
+    """Perform a run. The directory of an unsound run is kept."""
     return asyncio.run(performed(run, say))
 
 
 async def performed(run: Run, say: Callable[[str], object] = lambda text: None) -> Outcome:
-    """The same, within an event loop."""
+    """Perform a run within an event loop, as `perform` does."""
     outcome = Outcome(run)
     nodes = Nodes(run.directory, run.nodes, run.seed, run.clustered)
     history = History(run.directory / HISTORY)
@@ -138,7 +138,7 @@ async def performed(run: Run, say: Callable[[str], object] = lambda text: None) 
     outcome.records = len(history.records)
     outcome.findings = await asyncio.to_thread(check, history.records)
     outcome.acknowledged = sum(
-        one.outcome == "ok" for one in history.records if isinstance(one, Publish)
+        publish.outcome == "ok" for publish in history.records if isinstance(publish, Publish)
     )
     if not outcome.acknowledged:
         outcome.failures.append(NOTHING)
@@ -156,15 +156,15 @@ async def _whole(
             run.seed,
             run.nodes,
             run.seconds,
-            LOOP + longest_hold(blows),
+            CLIENT_LOOP_S + longest_hold(blows),
             patience_s=run.load.patience_s,
         )
     )
     say(f"starting {run.nodes} nodes")
     await nodes.start()
     admin = ProbingAdmin(nodes)
-    if not await _settled(admin, nodes.names, FORM):
-        outcome.failures.append(f"the nodes do not work together after {FORM:g} s")
+    if not await _settled(admin, nodes.names, FORM_TIMEOUT_S):
+        outcome.failures.append(f"the nodes do not work together after {FORM_TIMEOUT_S:g} s")
         return
     workload = Workload(nodes, history, run.seed, run.load)
     await workload.prepare()
@@ -207,14 +207,16 @@ async def _storm(run: Run, nemesis: Nemesis, outcome: Outcome) -> None:
         ours, others = errors.split((RailgunError, OSError))
         if others is not None:
             raise others from errors
-        outcome.failures += [f"a blow failed: {one}" for one in (ours or errors).exceptions]
+        outcome.failures += [
+            f"a blow failed: {exception}" for exception in (ours or errors).exceptions
+        ]
     await asyncio.sleep(max(0.0, begin + run.seconds - time.monotonic()))
 
 
 def _note(nemesis: Nemesis, outcome: Outcome, blows: Sequence[Blow]) -> None:
-    outcome.done = Counter(one.kind for one in nemesis.done)
+    outcome.done = Counter(blow.kind for blow in nemesis.done)
     outcome.left_out = len(nemesis.left_out)
-    outcome.failures += [f"nodes have not caught up after {one}" for one in nemesis.unsettled]
+    outcome.failures += [f"nodes have not caught up after {blow}" for blow in nemesis.unsettled]
 
 
 async def _settled(admin: ProbingAdmin, names: Sequence[str], seconds: float) -> bool:
@@ -227,7 +229,7 @@ async def _settled(admin: ProbingAdmin, names: Sequence[str], seconds: float) ->
 
 
 async def _drain(run: Run, nodes: Nodes, history: History, outcome: Outcome) -> None:
-    """Wait until the groups have done all; how they stood then, or when the time was up."""
+    """Wait until the groups have finished; record their state then, or when the time was up."""
     begin = time.monotonic()
     last: dict[tuple[str, str], tuple[int, int]] = {}
     groups = [*GROUPS, *(flows.TARGET_GROUPS if run.load.flows else ())]
@@ -237,8 +239,8 @@ async def _drain(run: Run, nodes: Nodes, history: History, outcome: Outcome) -> 
         try:
             async with await nodes[names[turn % len(names)]].connect(3.0, direct=True) as client:
                 for stream, group in groups:
-                    told = await client.group(stream, group)
-                    last[stream, group] = (int(told["floor"]), int(told["end"]))
+                    status = await client.group(stream, group)
+                    last[stream, group] = (int(status["floor"]), int(status["end"]))
         except (StreamsError, OSError):
             turn += 1
         if len(last) == len(groups) and all(floor >= end for floor, end in last.values()):
@@ -254,10 +256,10 @@ async def _drain(run: Run, nodes: Nodes, history: History, outcome: Outcome) -> 
 
 
 async def _read_all(nodes: Nodes, name: str, history: History, outcome: Outcome) -> None:
-    """All that a node has."""
+    """Record all messages that a node has."""
     try:
         async with (
-            asyncio.timeout(READ),
+            asyncio.timeout(READ_TIMEOUT_S),
             await nodes[name].connect(10.0, direct=True) as client,
         ):
             for stream in (*STREAMS, *(flows.TARGETS if outcome.run.load.flows else ())):
@@ -267,9 +269,9 @@ async def _read_all(nodes: Nodes, name: str, history: History, outcome: Outcome)
                 if end:
                     async with await client.subscribe(stream) as sub:
                         while not offsets or offsets[-1] + 1 < end:
-                            for one in await sub.batch(1000, timeout=10.0):
-                                offsets.append(one.offset)
-                                values.append(one.payload.decode(errors="replace"))
+                            for message in await sub.batch(1000, timeout=10.0):
+                                offsets.append(message.offset)
+                                values.append(message.payload.decode(errors="replace"))
                 history.add(LastRead(name, stream, offsets, values))
     except (StreamsError, OSError, TimeoutError) as error:
         outcome.failures.append(f"{name} cannot be read to its end: {error or 'no answer'}")

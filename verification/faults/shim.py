@@ -1,17 +1,16 @@
-"""A disk for real processes that forgets what was not synced, and does more harm when told to; a clock that jumps.
+"""A disk for real processes that forgets what was not synced, and fails in other ways on order; a clock that jumps.
 
 Rules:
 
-1. What is written is seen by the process, and reaches the system with the next sync of its file: a process that is
-   killed loses it. Names (create, rename, remove) and cuts are there at once, so an unsynced file with a name is empty.
-2. With `torn`, a half of what is written reaches the system at once: after a kill there is a torn end.
-3. With `full`, nothing can be written or made: `ENOSPC`. With `slow_sync` (seconds) a sync takes longer.
-4. With `fail_sync`, a sync is `EIO`, and what it should have kept is gone, though the process sees it; the next
-   sync of the file says nothing of it. So do real systems.
+1. Written data is seen by the process, and reaches the system with the next sync of its file: a killed process loses
+   it. Names (create, rename, remove) and truncations apply at once, so an unsynced file with a name is empty.
+2. With `torn`, half of each write reaches the system at once: a kill leaves a torn end.
+3. With `full`, nothing can be written or created: `ENOSPC`. With `slow_sync` (seconds) a sync takes longer.
+4. With `fail_sync`, a sync fails with `EIO`, and the data it should have kept is gone, though the process sees it; the
+   next sync of the file succeeds. So do real systems.
 5. With `refuse` (an errno), files below `refuse_at` (by default those of streams) cannot be written, though there is
    room: a limit, a quota, a disk that has become read-only. All other files can.
-6. All of this stands in a file that is looked at now and then, at most every `LOOK` seconds. Who changes it replaces
-   it whole.
+6. All of this is read from a file, at most every `LOOK_PAUSE_S` seconds. Writers replace the whole file.
 """
 
 from __future__ import annotations
@@ -32,63 +31,63 @@ from railgun.broker.settings import SECOND
 from railgun.storage.lock import Lock
 from railgun.transport.records import Bytes
 
-LOOK: Final = 0.05
+LOOK_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What is wrong with a disk and a clock."""
+    """The faults of a disk and a clock."""
 
     full: bool = False
     fail_sync: bool = False
     slow_sync: float = 0.0
     torn: bool = False
     refuse: int = 0
-    """The errno of every write to a file below `refuse_at`; 0: they work."""
+    """The errno of every write to a file below `refuse_at`; 0: writes work."""
     refuse_at: str = "streams/"
-    """How the paths of the files begin that cannot be written."""
+    """How the paths begin of files that cannot be written."""
     ahead: float = 0.0
-    """How wrong the clock is (seconds)."""
+    """How far the clock is ahead, in seconds."""
 
     def write(self, file: Path) -> None:
-        """Let it be so for who looks at this file."""
+        """Replace the content of `file` by these orders."""
         temporary = file.with_name(f"{file.name}.new")
         temporary.write_text(json.dumps(asdict(self)), "utf-8")
         os.replace(temporary, file)
 
     @staticmethod
     def read(file: Path) -> Orders:
-        """What a file says; nothing is wrong if there is none."""
+        """Read the orders of a file; without the file nothing is wrong."""
         try:
-            told: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            content: dict[str, Any] = json.loads(file.read_text("utf-8"))
         except FileNotFoundError:
             return Orders()
-        known = {field.name for field in fields(Orders)}
-        return Orders(**{name: value for name, value in told.items() if name in known})
+        names = {field.name for field in fields(Orders)}
+        return Orders(**{name: value for name, value in content.items() if name in names})
 
     def but(self, **changes: Any) -> Orders:
-        """The same but for these."""
+        """Return a copy with `changes`."""
         return replace(self, **changes)
 
 
 class Control:
-    """The orders of a file, as they are now."""
+    """The current orders of a file."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._orders = Orders() if file is None else Orders.read(file)
-        self._looked = -LOOK
+        self._looked = -LOOK_PAUSE_S
         self._stamp = (0, 0)
 
     @property
     def orders(self) -> Orders:
-        """What is wrong now."""
+        """Return the current orders."""
         now = time.monotonic()
-        if self._file is not None and now - self._looked >= LOOK:
+        if self._file is not None and now - self._looked >= LOOK_PAUSE_S:
             self._looked = now
             try:
-                found = os.stat(self._file)
-                stamp = (found.st_mtime_ns, found.st_ino)
+                stat = os.stat(self._file)
+                stamp = (stat.st_mtime_ns, stat.st_ino)
             except FileNotFoundError:
                 stamp = (0, 0)
             if stamp != self._stamp:
@@ -98,24 +97,24 @@ class Control:
 
 
 class JumpingClock:
-    """The time of day, as wrong as it is told to be (µs)."""
+    """The time of day in µs, with the error that the orders set."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
 
     def __call__(self) -> int:
-        """The time."""
+        """Return the time in µs."""
         return time_of_day() + int(self._control.orders.ahead * SECOND)
 
 
 class _Content:
-    """What a process sees of a file beyond what the system has."""
+    """The data of a file that the process sees and the system does not have."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.pending = bytearray()
         self.void = False
-        """A sync has failed: nothing of it is kept any more."""
+        """A sync has failed: unsynced data of the file is lost."""
 
 
 class ShimDisk:
@@ -140,23 +139,23 @@ class ShimDisk:
 
     @property
     def orders(self) -> Orders:
-        """What is wrong now."""
+        """Return the current orders."""
         return self._control.orders
 
     def where(self, path: str) -> str:
-        """The name of a file for people."""
+        """Return the name of a file for people."""
         return self._disk.where(path)
 
     def free(self) -> int:
-        """Bytes that may be written."""
+        """Return how many bytes may be written."""
         return 0 if self.orders.full else self._disk.free()
 
     def make_directory(self, path: str) -> None:
-        """A directory."""
+        """Create a directory."""
         self._disk.make_directory(path)
 
     def create(self, path: str) -> File:
-        """A new file."""
+        """Create a file."""
         self.check_room()
         content = _Content()
         file = self._disk.create(path)
@@ -165,33 +164,33 @@ class ShimDisk:
         return _ShimFile(self, file, content, path)
 
     def open(self, path: str) -> File:
-        """A file that is there."""
+        """Open an existing file."""
         file = self._disk.open(path)
         with self._lock:
             content = self._contents.setdefault(path, _Content())
         return _ShimFile(self, file, content, path)
 
     def list(self, path: str) -> list[str]:
-        """The names of the files in a directory."""
+        """Return the names of the files in a directory."""
         return self._disk.list(path)
 
     def directories(self, path: str) -> Sequence[str]:
-        """The names of the directories in a directory."""
+        """Return the names of the directories in a directory."""
         return self._disk.directories(path)
 
     def clear(self, path: str) -> None:
-        """Take away a directory with all that is in it."""
+        """Remove a directory with its content."""
         self._disk.clear(path)
         with self._lock:
-            for name in [one for one in self._contents if one.startswith(f"{path}/")]:
+            for name in [content for content in self._contents if content.startswith(f"{path}/")]:
                 del self._contents[name]
 
     def lock(self, path: str) -> Lock:
-        """A lock that is gone with this process."""
+        """Take a lock that ends with this process."""
         return self._disk.lock(path)
 
     def rename(self, path: str, to: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         self._disk.rename(path, to)
         with self._lock:
             content = self._contents.pop(path, None)
@@ -200,23 +199,23 @@ class ShimDisk:
                 self._contents[to] = content
 
     def remove(self, path: str) -> None:
-        """Take a file away."""
+        """Remove a file."""
         self._disk.remove(path)
         with self._lock:
             self._contents.pop(path, None)
 
     def sync_directory(self, path: str) -> None:
-        """The names in this directory are there for good."""
+        """Make the names in a directory durable."""
         self.wait()
         self._disk.sync_directory(path)
 
     def check_room(self) -> None:
-        """Rule 3."""
+        """Raise `OSError` if the disk is full (rule 3)."""
         if self.orders.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def wait(self) -> None:
-        """Rule 3: a sync takes its time."""
+        """Wait as long as a sync takes (rule 3)."""
         slow = self.orders.slow_sync
         if slow > 0:
             time.sleep(slow)

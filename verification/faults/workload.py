@@ -1,14 +1,14 @@
-"""Clients that publish, consume, read and ask all the time, and write down what they see.
+"""Clients that publish, consume, read and send requests all the time, and record what they see.
 
 Rules:
 
-1. Each is a task with a client of its own, at one of the nodes. If that node is of no use for a while it goes to
-   another; readers without a group stay, because they are there to see what their node has.
-2. Values are unique: who published them, and a number. With an ID it is the value; of a batch that is stored wholly or
-   not at all each message has a place of its own in the history.
-3. What a task was doing when it was ended is `unknown`.
-4. While it is `rough`, consumers refuse some messages, forget some, leave and die. When it is over they only ack: then
-   all that is left must be done in the end.
+1. Each client is a task with a connection of its own, to one of the nodes. If that node is useless for a while the
+   client goes to another; readers without a group stay, because they check what their node has.
+2. Values are unique: the publisher's name, and a number. With an ID the value is the ID; each message of a batch that
+   is stored completely or not at all has its own record in the history.
+3. An operation that was cut short by the end of its task is `unknown`.
+4. While the load is `rough`, consumers refuse some messages, forget some, leave and die. After that they only ack: all
+   messages must be done in the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
 from railgun.client.message import Message
 from railgun.client.subscription import Subscription
 from verification.faults.history import (
-    SURE,
+    NOT_STORED_CODES,
     Acked,
     Acks,
     Delivery,
@@ -46,38 +46,38 @@ STREAMS: Final = ("orders", "events")
 ASK: Final = "ask"
 SHARED, ONLY, RESPONDERS = "shared", "only", "responders"
 GROUPS: Final = tuple((stream, group) for stream in STREAMS for group in (SHARED, ONLY))
-ID_BOX: Final = 30 * 24 * 3600.0
-"""Longer than any clock jumps."""
-PATIENCE: Final = 4.0
-"""Seconds for a call, and how long a node may be of no use."""
-NEWEST: Final = 50
+ID_BOX_S: Final = 30 * 24 * 3600.0
+"""Seconds: longer than any clock jumps."""
+PATIENCE_S: Final = 4.0
+"""Seconds for a call, and how long a node may be useless before its clients leave."""
+NEWEST_MESSAGES: Final = 50
 """Messages that a newcomer reads."""
-ANSWER: Final = 1.5
-"""Seconds for an answer."""
+ANSWER_TIMEOUT_S: Final = 1.5
+"""Seconds for an answer to a request."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many of each, and how often."""
+    """How many clients of each kind there are, and how often they act."""
 
     publishers: int = 3
-    """Of each stream."""
+    """Publishers of each stream."""
     pause: float = 0.02
-    """Seconds between two publishes of one, on average."""
+    """Seconds between two publishes of a publisher, on average."""
     members: int = 2
-    """Of each group."""
+    """Members of each group."""
     requesters: int = 2
     responders: int = 2
     flows: int = 1
-    """Of each target."""
+    """Flows that write to each target."""
     transactors: int = 1
-    patience_s: float = PATIENCE
+    patience_s: float = PATIENCE_S
     """Seconds for a call of a publisher."""
 
 
 def acks_known(client: Client) -> bool:
-    """Whether a publisher can say how many nodes must have a message."""
+    """Return whether a publisher can say how many nodes must have a message."""
     return "acks" in inspect.signature(client.publish).parameters
 
 
@@ -90,24 +90,24 @@ class Workload:
         self.rough = True
         self.publishing = True
         self.counts: Counter[str] = Counter()
-        """What came of it all."""
+        """Outcomes of the calls of all clients."""
         self.troubles: list[str] = []
-        """What should not have been raised."""
+        """Errors that no client should raise."""
         self.connected: dict[str, Client] = {}
-        """The client of each worker that must go on elsewhere when its node is frozen, by the worker's name."""
+        """The client of each worker that must leave its node when the node is frozen, by the worker's name."""
         self._chance = Random(seed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def prepare(self) -> None:
-        """Make the streams; every node is asked, and may find that they are there."""
+        """Create the streams; every node is asked, and streams may exist already."""
         for name in self.nodes.names:
             async with await self.nodes[name].connect(20.0, direct=True) as client:
                 for stream in STREAMS:
-                    await client.ensure(stream, id_box=ID_BOX)
+                    await client.ensure(stream, id_box=ID_BOX_S)
                 await client.ensure(ASK, kind="ephemeral")
 
     def start(self) -> None:
-        """Let all of them work."""
+        """Start all clients; each runs until its work is done or `stop`."""
         load = self.load
         for stream in STREAMS:
             for number in range(load.publishers):
@@ -125,12 +125,12 @@ class Workload:
         self.add(_Watcher, "watcher", "", 0)
 
     def add(self, kind: Callable[..., Worker], name: str, stream: str, at: int, *more: Any) -> None:
-        """Let one more work, at the node of this number first."""
+        """Start one more client, at the node with the number `at` first."""
         worker = kind(self, name, stream, at, Random(self._chance.random()), *more)
         self.spawn(name, worker.live())
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do this until it ends or the run does."""
+        """Run `work` until its end or the end of the run."""
         self._tasks[name] = asyncio.create_task(work, name=name)
 
     def clients_at(self, names: Collection[str]) -> list[str]:
@@ -143,13 +143,13 @@ class Workload:
         )
 
     async def stop_publishing(self) -> None:
-        """No more messages and questions, and no more roughness."""
+        """Stop messages, requests and roughness."""
         self.publishing = self.rough = False
         ending = [task for name, task in self._tasks.items() if "-p" in name or "asker" in name]
         await self._end(ending, grace=2 * self.load.patience_s)
 
     async def stop(self) -> None:
-        """No more of anything."""
+        """Cancel all clients, and wait for their ends."""
         await self._end(list(self._tasks.values()), grace=0.0)
 
     async def _end(self, tasks: Sequence[asyncio.Task[None]], grace: float) -> None:
@@ -159,26 +159,26 @@ class Workload:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
-                told = f"{type(result).__name__}: {result}"
-                if told not in self.troubles:
-                    self.troubles.append(told)
+                trouble = f"{type(result).__name__}: {result}"
+                if trouble not in self.troubles:
+                    self.troubles.append(trouble)
 
     def check(self) -> None:
-        """Nobody may have ended that should work."""
+        """Record clients that have ended and should not have."""
         for name, task in self._tasks.items():
             if task.done() and not task.cancelled() and task.exception() is not None:
-                told = f"{name}: {type(task.exception()).__name__}: {task.exception()}"
-                if told not in self.troubles:
-                    self.troubles.append(told)
+                trouble = f"{name}: {type(task.exception()).__name__}: {task.exception()}"
+                if trouble not in self.troubles:
+                    self.troubles.append(trouble)
 
 
 class Worker:
-    """One client and what it does; made anew at another node when its own is of no use."""
+    """One client and its task; the task reconnects to another node when its own is useless."""
 
     roams = True
     goes_on = True
-    """Whether it must go on elsewhere when its node is frozen."""
-    patience_s = PATIENCE
+    """Whether the worker must leave its node when the node is frozen."""
+    patience_s = PATIENCE_S
 
     def __init__(self, workload: Workload, name: str, stream: str, at: int, chance: Random) -> None:
         self.w, self.name, self.stream, self.chance = workload, name, stream, chance
@@ -187,11 +187,11 @@ class Worker:
 
     @property
     def on(self) -> bool:
-        """Whether it has something to do."""
+        """Return whether the worker has something to do."""
         return True
 
     async def live(self) -> None:
-        """Work, until there is nothing to do or it is cancelled."""
+        """Work until there is nothing to do or the task is cancelled."""
         while self.on:
             names = self.w.nodes.names
             node = self.w.nodes[names[self._at % len(names)]]
@@ -216,31 +216,31 @@ class Worker:
                 await end(client, abruptly=self.w.rough and self.chance.random() < 0.3)
 
     async def work(self, client: Client) -> None:
-        """What it does with a client; it is of no use any more when this returns or raises."""
+        """Use a client; the node is useless when this method returns or raises."""
         raise NotImplementedError
 
     async def bounded(self, call: Awaitable[T], timeout: float | None = None) -> T:
-        """Every call has a deadline of its own; this is one for the client itself."""
+        """Await a call with a deadline for the client itself, beyond the deadline of the call."""
         async with asyncio.timeout(2 * self.patience_s if timeout is None else timeout):
             return await call
 
 
 class Publisher(Worker):
-    """Publishes one by one, with IDs and without, and batches."""
+    """Publish single messages, with IDs and without, and batches."""
 
-    def __init__(self, *told: Any) -> None:
-        super().__init__(*told)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.patience_s = self.w.load.patience_s
         self._numbers = 0
-        self._doubtful: list[tuple[str, Acks]] = []  # with IDs, and nobody knows
+        self._doubtful: list[tuple[str, Acks]] = []  # messages with IDs whose outcome is unknown
 
     @property
     def on(self) -> bool:
-        """Whether it goes on."""
+        """Return whether the publisher continues."""
         return self.w.publishing
 
     async def work(self, client: Client) -> None:
-        """Publish until the run ends, or too much is in doubt at this node."""
+        """Publish until the run ends, or too many outcomes are unknown at this node."""
         doubts = 0
         while self.on and doubts < 3:
             fine = await self.way()(client)
@@ -264,36 +264,36 @@ class Publisher(Worker):
         return chosen, {"acks": chosen}
 
     async def _id(self, client: Client) -> bool:
-        acks, told = self._acks(client)
-        return await self._one(client, self._value(), acks, told, True)
+        acks, options = self._acks(client)
+        return await self._publish_one(client, self._value(), acks, options, True)
 
     async def plain(self, client: Client) -> bool:
-        """Publish one message without an ID; return whether it is known what became of it."""
-        acks, told = self._acks(client)
-        return await self._one(client, self._value(), acks, told, False)
+        """Publish one message without an ID; return whether its outcome is known."""
+        acks, options = self._acks(client)
+        return await self._publish_one(client, self._value(), acks, options, False)
 
     async def _again(self, client: Client) -> bool:
         if not self._doubtful:
             return await self._id(client)
         value, acks = self._doubtful.pop(0)
-        told = {"acks": acks} if acks_known(client) else {}
-        return await self._one(client, value, acks, told, True)
+        options = {"acks": acks} if acks_known(client) else {}
+        return await self._publish_one(client, value, acks, options, True)
 
-    async def _one(
-        self, client: Client, value: str, acks: Acks, told: dict[str, Any], with_id: bool
+    async def _publish_one(
+        self, client: Client, value: str, acks: Acks, options: dict[str, Any], with_id: bool
     ) -> bool:
         begin = time.monotonic()
         outcome: Outcome = "unknown"
         offset, code = -1, ""
         try:
             id_ = value if with_id else None
-            offset = await self.bounded(client.publish(self.stream, value, id=id_, **told))
+            offset = await self.bounded(client.publish(self.stream, value, id=id_, **options))
             outcome = "ok"
         except DuplicateIdError as error:
             outcome, offset, code = "ok", error.offset, error.code
         except (StreamsError, TimeoutError) as error:
             code = code_of(error)
-            if code in SURE and not with_id:
+            if code in NOT_STORED_CODES and not with_id:
                 outcome = "failed"
             elif with_id:
                 self._doubtful.append((value, acks))
@@ -310,7 +310,7 @@ class Publisher(Worker):
         return outcome == "ok"
 
     async def batch(self, client: Client) -> bool:
-        """Publish some messages without IDs; return whether it is known what became of them."""
+        """Publish some messages without IDs; return whether their outcome is known."""
         return await self._many(client, lambda values: {}, lambda value, n: None)
 
     async def _id_batch(self, client: Client) -> bool:
@@ -328,15 +328,15 @@ class Publisher(Worker):
         id_of: Callable[[str, int], str | None],
     ) -> bool:
         values = [self._value() for _ in range(self.chance.randint(2, 20))]
-        acks, told = self._acks(client)
+        acks, options = self._acks(client)
         if "acks" not in inspect.signature(client.publish_many).parameters:
-            acks, told = "quorum", {}
+            acks, options = "quorum", {}
         begin = time.monotonic()
         outcome: Outcome = "unknown"
         offsets, code = [-1] * len(values), ""
         try:
             offsets = await self.bounded(
-                client.publish_many(self.stream, values, **more(values), **told)
+                client.publish_many(self.stream, values, **more(values), **options)
             )
             outcome = "ok"
         except (StreamsError, TimeoutError) as error:
@@ -359,8 +359,8 @@ class Publisher(Worker):
 class Member(Worker):
     """A member of a group."""
 
-    def __init__(self, *told: Any) -> None:
-        *rest, self.group, self.exclusive = told
+    def __init__(self, *args: Any) -> None:
+        *rest, self.group, self.exclusive = args
         super().__init__(*rest)
 
     async def work(self, client: Client) -> None:
@@ -382,47 +382,47 @@ class Member(Worker):
                 messages = await sub.batch(50, timeout=0.5)
             except TimeoutError:
                 idle = 0.0 if client.connected else idle + 0.5
-                if idle >= PATIENCE:
+                if idle >= PATIENCE_S:
                     raise
                 continue
             idle = 0.0
             self._got(label, messages)
             await self._process(sub, messages)
             if self.w.rough and self.chance.random() < 0.01:
-                return  # it leaves, or dies
+                return  # the member leaves, or dies
 
     def _got(self, label: str, messages: Sequence[Message]) -> None:
         now = time.monotonic()
         self.w.counts[f"got {self.group}"] += len(messages)
         self.w.history.add_all(
             Delivery(
-                *(now, self.stream, label, self.name, one.offset, one.text, self.group),
+                *(now, self.stream, label, self.name, message.offset, message.text, self.group),
                 exclusive=self.exclusive,
-                number=one.delivery,
-                epoch=one.epoch,
-                arrived=one.arrived_s,
+                number=message.delivery,
+                epoch=message.epoch,
+                arrived=message.arrived_s,
             )
-            for one in messages
+            for message in messages
         )
 
     async def _process(self, sub: Subscription, messages: Sequence[Message]) -> None:
         acked: list[Message] = []
         begin = time.monotonic()
-        for one in messages:
+        for message in messages:
             die = self.chance.random()
             if self.w.rough and die < 0.03:
-                one.nack(delay=self.chance.choice([0.0, 0.0, 0.05, 0.5]), reason="rough")
+                message.nack(delay=self.chance.choice([0.0, 0.0, 0.05, 0.5]), reason="rough")
                 self.w.counts["nack"] += 1
                 if self.exclusive:
-                    break  # what comes behind it comes again
+                    break  # the rest of the batch is delivered again
             elif self.w.rough and die < 0.035 and not self.exclusive:
-                self.w.counts["forgotten"] += 1  # until `ack_wait` is over
+                self.w.counts["forgotten"] += 1  # delivered again after `ack_wait`
             else:
-                one.ack()
-                acked.append(one)
+                message.ack()
+                acked.append(message)
         confirmed = False
         try:
-            await self.bounded(sub.flush(PATIENCE))
+            await self.bounded(sub.flush(PATIENCE_S))
             confirmed = True
         except (StreamsError, TimeoutError) as error:
             self.w.counts[f"flush {code_of(error)}"] += 1
@@ -431,20 +431,20 @@ class Member(Worker):
             self.w.history.add_all(
                 Acked(
                     *(begin, end, self.stream, self.group, self.name),
-                    *(one.offset, one.delivery, one.epoch, confirmed),
+                    *(message.offset, message.delivery, message.epoch, confirmed),
                     exclusive=self.exclusive,
                 )
-                for one in acked
+                for message in acked
             )
 
 
 class Reader(Worker):
-    """Reads what its node has, in order."""
+    """Reads all messages of its node, in order."""
 
     roams = False
 
     async def work(self, client: Client) -> None:
-        """Read until the client is of no use any more."""
+        """Read until the client is useless."""
         sub = await self.bounded(client.subscribe(self.stream))
         label = f"{self.name}#{self.lives}"
         while True:
@@ -453,8 +453,8 @@ class Reader(Worker):
                 now = time.monotonic()
                 self.w.counts["read"] += len(messages)
                 self.w.history.add_all(
-                    Delivery(now, self.stream, label, self.name, one.offset, one.text)
-                    for one in messages
+                    Delivery(now, self.stream, label, self.name, message.offset, message.text)
+                    for message in messages
                 )
 
 
@@ -469,45 +469,52 @@ class Newcomer(Worker):
         while True:
             looks += 1
             label = f"{self.name}#{self.lives}.{looks}"
-            told = await self.bounded(client.describe(self.stream))
-            end = int(told["end"])
+            description = await self.bounded(client.describe(self.stream))
+            end = int(description["end"])
             self.w.history.add(End(time.monotonic(), self.stream, self.name, end))
-            start = max(int(told["first"]), end - NEWEST)
+            start = max(int(description["first"]), end - NEWEST_MESSAGES)
             async with await self.bounded(client.subscribe(self.stream, start=start)) as sub:
                 following = start
-                while following < end:  # what is described can be read
-                    messages = await sub.batch(NEWEST, timeout=PATIENCE)
+                while following < end:  # all described messages can be read
+                    messages = await sub.batch(NEWEST_MESSAGES, timeout=PATIENCE_S)
                     now = time.monotonic()
                     self.w.counts["read by newcomers"] += len(messages)
                     self.w.history.add_all(
-                        Delivery(now, self.stream, label, self.name, one.offset, one.text)
-                        for one in messages
+                        Delivery(now, self.stream, label, self.name, message.offset, message.text)
+                        for message in messages
                     )
                     following = messages[-1].offset + 1
             await asyncio.sleep(1.0)
 
 
 class _Watcher(Worker):
-    """Looks at how far groups are."""
+    """Records the positions of groups."""
 
     async def work(self, client: Client) -> None:
         while True:
             for stream, group in GROUPS:
                 begin = time.monotonic()
                 try:
-                    told = await self.bounded(client.group(stream, group))
+                    group_state = await self.bounded(client.group(stream, group))
                 except StreamsError as error:
                     if error.code == "NO_GROUP":
                         continue
                     raise
                 self.w.history.add(
-                    Position(begin, time.monotonic(), stream, group, told["floor"], told["end"])
+                    Position(
+                        begin,
+                        time.monotonic(),
+                        stream,
+                        group,
+                        group_state["floor"],
+                        group_state["end"],
+                    )
                 )
             await asyncio.sleep(0.3)
 
 
 class _Requester(Worker):
-    """Asks."""
+    """Sends requests."""
 
     @property
     def on(self) -> bool:
@@ -521,8 +528,8 @@ class _Requester(Worker):
             outcome: Outcome = "unknown"
             answer = code = ""
             try:
-                call = client.request(self.stream, value, timeout=ANSWER)
-                answer = (await self.bounded(call, ANSWER + 8.0)).decode()
+                call = client.request(self.stream, value, timeout=ANSWER_TIMEOUT_S)
+                answer = (await self.bounded(call, ANSWER_TIMEOUT_S + 8.0)).decode()
                 outcome, doubts = "ok", 0
             except NoAnswerError as error:
                 outcome, code, doubts = "failed", error.code, 0
@@ -538,7 +545,7 @@ class _Requester(Worker):
 
 
 class _Responder(Worker):
-    """Answers; sometimes too late."""
+    """Answers requests; sometimes too late."""
 
     async def work(self, client: Client) -> None:
         sub = await self.bounded(client.subscribe(self.stream, group=RESPONDERS))
@@ -548,7 +555,7 @@ class _Responder(Worker):
                 message = await sub.next(timeout=0.5)
             except TimeoutError:
                 idle = 0.0 if client.connected else idle + 0.5
-                if idle >= PATIENCE:
+                if idle >= PATIENCE_S:
                     raise
                 continue
             idle = 0.0
@@ -556,7 +563,7 @@ class _Responder(Worker):
 
     async def _answer(self, message: Message) -> None:
         if self.w.rough and self.chance.random() < 0.02:
-            await asyncio.sleep(ANSWER + self.chance.uniform(-0.2, 0.5))
+            await asyncio.sleep(ANSWER_TIMEOUT_S + self.chance.uniform(-0.2, 0.5))
         begin, answer = time.monotonic(), f"{message.text}:{self.name}"
         outcome: Outcome = "unknown"
         code = ""
@@ -568,20 +575,20 @@ class _Responder(Worker):
             outcome = "failed" if code == "RS_GONE" else "unknown"
         finally:
             self.w.counts[f"response {outcome} {code}".strip()] += 1
-            told = (self.name, self.stream, message.response, message.text)
+            facts = (self.name, self.stream, message.response, message.text)
             now = time.monotonic()
             self.w.history.add(
-                Response(*told, begin, now, outcome, answer, group=RESPONDERS, code=code)
+                Response(*facts, begin, now, outcome, answer, group=RESPONDERS, code=code)
             )
 
 
 def code_of(error: BaseException) -> str:
-    """What went wrong, in a word."""
+    """Return the code or the kind of an error."""
     return str(getattr(error, "code", "") or type(error).__name__)
 
 
 async def end(client: Client, abruptly: bool) -> None:
-    """Let a client go: with a word, or from one moment to the next."""
+    """Close a client, or drop its connection without a word if `abruptly`."""
     client.timeout = 0.2 if abruptly else 1.0
     if abruptly:
         connection = client._connection

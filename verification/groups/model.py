@@ -1,8 +1,8 @@
-"""Thousands of random histories of one group, beside a model that knows each offset by itself.
+"""Thousands of random histories of one group, beside a model that treats each offset by itself.
 
-The model does the same by the plainest means: one cell for each offset, and loops over all of them. After each step,
-all cells must be where the machine has them, and what would survive a restart must be the same by `save` and by the
-changes told. How messages are spread over members is not modelled but judged: by the rules it has to keep.
+The model follows the rules by the plainest means: one cell for each offset, and loops over all of them. After each
+step, all cells must be where the machine has them, and the state that survives a restart must be the same by `save` and
+by the reported changes. How messages are spread over members is not modelled but checked against its rules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from railgun.broker.protocol.groups.parts import UNBOUNDED
 from railgun.broker.protocol.groups.persisted import Mark
 
 STEPS = 60
-NEW = ("waiting", 0, "", 0, 0, None, 0)  # as what waits and has never counted as delivered
+NEW = ("waiting", 0, "", 0, 0, None, 0)  # a waiting message without counted deliveries
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Cell:
     reason: str = ""
     until: int = 0
     delay: int = 0
-    since: int | None = None  # the first delivery that failed, or that is under way
+    since: int | None = None  # time of the first delivery that failed, or is under way
     spared: int = 0  # deliveries that ended with the node
     member: str = ""
     delivery: int = 0
@@ -55,7 +55,7 @@ class Cell:
     rule: str = ""
 
     def seen(self) -> tuple[Any, ...]:
-        """What the machine must know of it."""
+        """Return what the machine must know of the offset."""
         if self.place == "settled":
             return (self.place,)
         if self.place == "new":
@@ -70,7 +70,7 @@ class Cell:
 
     @property
     def failures(self) -> int:
-        """Of what nobody has: deliveries that did not end with the node."""
+        """Return how many deliveries of a waiting message did not end with a lost node."""
         return self.count - self.spared
 
 
@@ -86,10 +86,10 @@ class Model:
         self.active = ""
         self.epoch = 0
         self.highest = -1
-        self.pause = (0, 0)  # until when nothing is delivered, and the delay
+        self.pause = (0, 0)  # the time until which nothing is delivered, and the delay
         self.redriven: dict[int, Mark] = {}
         self.now: int | None = None
-        self.readable = UNBOUNDED  # nothing from this offset on can be read
+        self.readable = UNBOUNDED  # the end of the readable log
         self.unreported: set[int] = set()
         self.missed: set[int] = set()
 
@@ -113,7 +113,7 @@ class Model:
         ]
 
     def put(self, offset: int) -> None:
-        """Where a message goes that nobody has."""
+        """Put a message that no member has where it belongs."""
         cell = self.cells[offset]
         most, distance = self.config.max_deliveries, self.config.distance
         if offset < self.first:
@@ -134,15 +134,16 @@ class Model:
         self.missed.add(offset)
 
     def tell(self) -> set[int]:
-        told, self.missed = self.missed, set()
+        missed, self.missed = self.missed, set()
         if not self.credit:
-            self.unreported |= told
-        return told
+            self.unreported |= missed
+        return missed
 
     def back(
         self, offset: int, reason: str | None, delay: int = 0, *, with_node: bool = False
     ) -> None:
-        """A delivery came to nothing. None: and does not count; `with_node`: it counts, and is no failure."""
+        """Take back a delivery. `reason` None: the delivery does not count; `with_node`: it counts, and is no
+        failure."""
         cell = self.cells[offset]
         cell.count = cell.delivery if reason is not None or with_node else cell.delivery - 1
         cell.spared += with_node
@@ -166,19 +167,22 @@ class Model:
             self.epoch += 1
 
     def claim(self, member: str, receipts: Sequence[Receipt]) -> tuple[list[int], list[int]]:
-        """The offsets that are meant, and those that are stale."""
+        """Return the offsets that the receipts name, and those that are stale."""
         meant: list[int] = []
         stale: list[int] = []
         for receipt in receipts:
             for offset in range(receipt.first, receipt.end):
                 cell = self.cells.get(offset, Cell())
-                said = (member, receipt.delivery, receipt.epoch)
-                fits = cell.place == "flight" and (cell.member, cell.delivery, cell.epoch) == said
+                receipt_fields = (member, receipt.delivery, receipt.epoch)
+                fits = (
+                    cell.place == "flight"
+                    and (cell.member, cell.delivery, cell.epoch) == receipt_fields
+                )
                 (meant if fits and offset not in meant else stale).append(offset)
         return meant, stale
 
     def apply_dead_letter_rules(self, now: int) -> None:
-        """Give up what a rule gives up: before anything is delivered, and before letters are told."""
+        """Bury what a rule buries: before any delivery, and before dead letters are reported."""
         config = self.config
         for offset, cell in self.cells.items():
             if cell.place not in {"waiting", "delayed"}:
@@ -209,37 +213,37 @@ class Model:
 
 
 def places(group: Group) -> dict[int, tuple[Any, ...]]:
-    """Where the machine has each offset from its beginning."""
-    found: dict[int, tuple[Any, ...]] = dict.fromkeys(range(group.floor), ("settled",))
+    """Return where the machine has each offset from its beginning."""
+    place_of: dict[int, tuple[Any, ...]] = dict.fromkeys(range(group.floor), ("settled",))
     for first, end, _ in group.settled:
-        found |= dict.fromkeys(range(first, end), ("settled",))
+        place_of |= dict.fromkeys(range(first, end), ("settled",))
     for name in ("waiting", "delayed"):
         for first, end, standing in getattr(group, name):
-            found |= dict.fromkeys(range(first, end), (name, *told(standing)))
+            place_of |= dict.fromkeys(range(first, end), (name, *standing_facts(standing)))
     for first, end, (standing, rule) in group.dead:
-        found |= dict.fromkeys(range(first, end), ("dead", *told(standing), rule))
+        place_of |= dict.fromkeys(range(first, end), ("dead", *standing_facts(standing), rule))
     for offset, proposal in group.proposed.items():
-        found[offset] = ("proposed", *told(proposal.standing))
+        place_of[offset] = ("proposed", *standing_facts(proposal.standing))
     for party in group.members.values():
         for first, end, f in party.flights:
             flight = ("flight", party.name, f.delivery, f.epoch, f.expires, f.reason, f.since)
-            found |= dict.fromkeys(range(first, end), (*flight, f.spared))
-    found |= dict.fromkeys(range(group.next, group.end), NEW)
-    return found
+            place_of |= dict.fromkeys(range(first, end), (*flight, f.spared))
+    place_of |= dict.fromkeys(range(group.next, group.end), NEW)
+    return place_of
 
 
-def told(s: Standing) -> tuple[Any, ...]:
-    """What the machine knows of messages that nobody has."""
+def standing_facts(s: Standing) -> tuple[Any, ...]:
+    """Return the machine's facts about a message that no member has."""
     return s.count, s.reason, s.until, s.delay, s.since, s.spared
 
 
 def offsets(commands: Iterable[Command], kind: type) -> list[int]:
-    """All offsets that the commands of one kind are about."""
+    """Return all offsets of the commands of one kind."""
     return [o for c in commands if isinstance(c, kind) for o in range(c.first, c.end)]  # type: ignore[union-attr]
 
 
 def refused(ask: Callable[[], object]) -> str:
-    """With which code a request is refused; "" if it is not."""
+    """Return the code with which a request is refused; "" if it succeeds."""
     try:
         ask()
     except DeliveryError as error:
@@ -267,14 +271,16 @@ class History:
         start = chance.randint(first, len(self.stored))
         self.model = Model(self.config, start, first, len(self.stored))
         self.group = kind(self.config, None, start, first, len(self.stored))
-        self.log = Saved()  # by the changes alone
+        self.log = Saved()  # the state by the changes alone
         self.names = 0
-        self.old: list[tuple[str, Receipt]] = []  # all that was ever delivered
-        self.epochs: dict[int, int] = {}  # the highest offset delivered in each, if exclusive
+        self.old: list[tuple[str, Receipt]] = []  # all deliveries so far
+        self.epochs: dict[
+            int, int
+        ] = {}  # exclusive groups: the highest offset delivered in each epoch
         self.steps: list[str] = []
 
     def run(self, steps: int) -> None:
-        """So many steps; how likely which kind is differs from history to history."""
+        """Take `steps` random steps; the weights of their kinds differ from history to history."""
         doings: list[Callable[[], None]] = [self.append, self.take, self.ack, self.tick, self.nack]
         rare: tuple[Callable[[], None], ...] = (self.trim, self.seek, self.restart, self.wrong)
         rare += (self.leave, self.redrive, self.unsent, self.damage)
@@ -306,10 +312,10 @@ class History:
     def compare(self) -> None:
         group, model = self.group, self.model
         group.validate()
-        found = places(group)
+        place_of = places(group)
         for offset, cell in model.cells.items():
-            assert found.pop(offset) == cell.seen(), f"offset {offset}, after {self.steps}"
-        assert all(offset < model.begin for offset in found), self.steps
+            assert place_of.pop(offset) == cell.seen(), f"offset {offset}, after {self.steps}"
+        assert all(offset < model.begin for offset in place_of), self.steps
         assert group.epoch == model.epoch
         assert group.highest == model.highest
         assert group.pause == model.pause
@@ -328,7 +334,7 @@ class History:
             assert group.changes() == []
 
     def compare_deadline(self, timers: int) -> None:
-        """It is when the first timer ends, or the first message is too old; for the latter it may come early, once."""
+        """Check that the deadline is the first timer's end or the age limit of a message, which may be early once."""
         group, model = self.group, self.model
         free = [c for c in model.cells.values() if c.place in {"waiting", "delayed"}]
         age = model.config.max_age
@@ -341,18 +347,20 @@ class History:
             assert deadline == group.old_at, "a timer that is for nothing"
 
     def keep(self, changes: Sequence[Change]) -> None:
-        """Write to the log; had the tail of it been lost, nothing would be skipped."""
+        """Write changes to the log; even if its tail were lost, nothing would be skipped."""
         if not any(isinstance(change, Sought) for change in changes):
             torn = self.log.copy()
             written = self.random.randint(0, len(changes))
             for change in changes[:written]:
                 torn.apply(change)
             done = {*range(torn.floor), *(o for f, e, _ in torn.done for o in range(f, e))}
-            for change in changes[written:]:  # who redrives waits for the log, and does it again
+            for change in changes[
+                written:
+            ]:  # a client that redrives waits for the log, and repeats the request
                 if isinstance(change, Redriven):
                     done -= {*range(change.first, min(change.end, len(self.stored)))}
-            found = places(self.group)
-            assert all(found[offset] == ("settled",) for offset in done)
+            place_of = places(self.group)
+            assert all(place_of[offset] == ("settled",) for offset in done)
         for change in changes:
             self.log.apply(change)
 
@@ -377,13 +385,13 @@ class History:
             return
         self.names += 1
         name = f"m{self.names}"
-        told = self.group.join(name, self.now)
+        commands = self.group.join(name, self.now)
         self.model.clock(self.now)
         self.model.credit[name] = 0
         self.model.hand_over()
-        assert set(offsets(told, Missed)) == self.model.unreported
+        assert set(offsets(commands, Missed)) == self.model.unreported
         self.model.unreported = set()
-        joined = told[0]
+        joined = commands[0]
         assert isinstance(joined, Joined)
         assert joined.receives == (self.model.active in {"", name})
         open_cells = [o for o, c in self.model.cells.items() if c.place != "settled"]
@@ -404,9 +412,9 @@ class History:
             return
         how = self.random.choice(["graceful", "graceful", "gone", "gone", "sent away"])
         if how == "sent away":
-            told = self.group.send_away(name, self.now)
+            commands = self.group.send_away(name, self.now)
         else:
-            told = self.group.leave(name, how == "graceful", self.now)
+            commands = self.group.leave(name, how == "graceful", self.now)
         model = self.model
         model.clock(self.now)
         del model.credit[name]
@@ -415,19 +423,19 @@ class History:
             model.back(offset, reason, with_node=how == "sent away")
         if model.active == name:
             model.active = ""
-        assert set(offsets(told, Missed)) == model.tell()
+        assert set(offsets(commands, Missed)) == model.tell()
         model.hand_over()
 
     def take(self) -> None:
         model = self.model
         before = {name: len(model.flying(name)) for name in model.credit}
-        told = self.group.take(self.now)
+        commands = self.group.take(self.now)
         model.clock(self.now)
         model.apply_dead_letter_rules(self.now)
         wait = self.config.ack_wait
         last: Deliver | None = None
-        given: dict[str, int] = {}
-        for deliver in told:
+        delivered: dict[str, int] = {}
+        for deliver in commands:
             name = deliver.member
             assert name in model.credit
             if self.config.exclusive:
@@ -440,7 +448,7 @@ class History:
                 apart = last.end < deliver.first or last.member != name
                 assert apart or last.delivery != deliver.delivery, "these should be one"
             last = deliver
-            given[name] = given.get(name, 0) + deliver.end - deliver.first
+            delivered[name] = delivered.get(name, 0) + deliver.end - deliver.first
             for offset in range(deliver.first, deliver.end):
                 cell = model.cells[offset]
                 assert cell.place in {"waiting", "new"}
@@ -454,18 +462,18 @@ class History:
                 cell.expires = None if wait is None else self.now + wait
             self.old.append((name, deliver.receipt))
         free = {name: model.credit[name] - len(model.flying(name)) for name in model.credit}
-        for name in given:
+        for name in delivered:
             assert free[name] >= 0, "credit"
-            assert before[name] + given[name] == len(model.flying(name))
+            assert before[name] + delivered[name] == len(model.flying(name))
             if not self.config.exclusive:
                 assert all(free[name] >= other - 1 for other in free.values()), "not levelled"
         if self.now < model.pause[0]:
-            assert not told, "the group is blocked"
+            assert not commands, "the group is blocked"
         else:
-            self.judge_rest(told, free)
+            self.judge_rest(commands, free)
 
-    def judge_rest(self, told: Sequence[Deliver], free: dict[str, int]) -> None:
-        """What was not delivered could not be, and nothing of it is below what was."""
+    def judge_rest(self, commands: Sequence[Deliver], free: dict[str, int]) -> None:
+        """Check that undelivered messages could not be delivered, and that none lies below a delivered one."""
         rest = [o for o, c in sorted(self.model.cells.items()) if c.place in {"waiting", "new"}]
         rest = [offset for offset in rest if offset < self.model.readable]
         if self.config.exclusive:
@@ -473,12 +481,12 @@ class History:
             blocked = [o for o, c in self.model.cells.items() if c.place in held]
             rest = [offset for offset in rest if offset < min(blocked, default=offset + 1)]
             free = {name: n for name, n in free.items() if name == self.model.active}
-            assert not told or told[-1].end <= min(blocked, default=told[-1].end)
+            assert not commands or commands[-1].end <= min(blocked, default=commands[-1].end)
         assert not rest or all(credit <= 0 for credit in free.values()), "somebody had credit"
-        assert not rest or not told or told[-1].end <= rest[0]
+        assert not rest or not commands or commands[-1].end <= rest[0]
 
     def receipts(self, name: str) -> list[Receipt]:
-        """Some of what a member has, some of what it or others had, some nonsense."""
+        """Return some receipts of a member, some of its old ones or of others, and some nonsense."""
         mine = [r for n, r in self.old[-12:] if n == name or self.random.random() < 0.3]
         cells = self.model.cells
         flying = self.model.flying(name)
@@ -497,9 +505,9 @@ class History:
                 first, end = whole.first, whole.end
             if self.random.random() < 0.1:
                 end += 3
-            other = self.random.random()
-            delivery = whole.delivery + self.random.choice([-1, 1]) * (other < 0.1)
-            epoch = whole.epoch + (0.1 < other < 0.15)
+            luck = self.random.random()
+            delivery = whole.delivery + self.random.choice([-1, 1]) * (luck < 0.1)
+            epoch = whole.epoch + (0.1 < luck < 0.15)
             chosen.append(Receipt(first, end, max(1, delivery), epoch))
         return chosen
 
@@ -507,11 +515,13 @@ class History:
         if (name := self.member()) is None:
             return
         receipts = self.receipts(name)
-        told = self.group.ack(name, receipts, self.now)
+        commands = self.group.ack(name, receipts, self.now)
         self.model.clock(self.now)
         meant, stale = self.model.claim(name, receipts)
-        assert offsets(told, Stale) == stale
-        assert all(command.code == "ACK_STALE" for command in told if isinstance(command, Stale))
+        assert offsets(commands, Stale) == stale
+        assert all(
+            command.code == "ACK_STALE" for command in commands if isinstance(command, Stale)
+        )
         for offset in meant:
             cell = self.model.cells[offset]
             cell.place, cell.end = "settled", "acked"
@@ -524,35 +534,35 @@ class History:
         delay = self.random.choice([0, 3, 20, 100])
         reason = self.random.choice(["", "no", "never"])
         block = bool(delay) and self.random.random() < 0.15
-        told = self.group.nack(name, receipts, delay, reason, self.now, block=block)
+        commands = self.group.nack(name, receipts, delay, reason, self.now, block=block)
         model = self.model
         model.clock(self.now)
         meant, stale = model.claim(name, receipts)
-        assert offsets(told, Stale) == stale
+        assert offsets(commands, Stale) == stale
         for offset in meant:
             model.back(offset, reason, delay)
         if meant and block:
             model.pause = max(model.pause, (self.now + delay, delay))
         recalled = model.recall(name, min(meant)) if meant else set()
-        assert set(offsets(told, Recalled)) == recalled
-        assert set(offsets(told, Missed)) == model.tell()
+        assert set(offsets(commands, Recalled)) == recalled
+        assert set(offsets(commands, Missed)) == model.tell()
 
     def unsent(self) -> None:
         if (name := self.member()) is None:
             return
         receipts = self.receipts(name)
-        told = self.group.unsent(name, receipts, self.now)
+        commands = self.group.unsent(name, receipts, self.now)
         model = self.model
         model.clock(self.now)
         meant, _ = model.claim(name, receipts)
         for offset in meant:
             model.back(offset, None)
         recalled = model.recall(name, min(meant)) if meant else set()
-        assert set(offsets(told, Recalled)) == recalled
-        assert set(offsets(told, Missed)) == model.tell()
+        assert set(offsets(commands, Recalled)) == recalled
+        assert set(offsets(commands, Missed)) == model.tell()
 
     def damage(self) -> None:
-        """Damage is found, most of the time near the end, and before damage that is known or behind it."""
+        """Report damage, mostly near the end, and before or behind known damage."""
         if self.random.random() < 0.8:
             return
         offset = max(0, self.model.end + self.random.randint(-6, 2))
@@ -563,17 +573,17 @@ class History:
         if (name := self.member()) is None:
             return
         receipts = self.receipts(name)
-        told = self.group.in_progress(name, receipts, self.now)
+        commands = self.group.in_progress(name, receipts, self.now)
         self.model.clock(self.now)
         for receipt in receipts:
             for offset in self.model.claim(name, [receipt])[0]:
                 if self.config.ack_wait is not None:
                     self.model.cells[offset].expires = self.now + self.config.ack_wait
         stale = [o for r in receipts for o in self.model.claim(name, [r])[1]]
-        assert offsets(told, Stale) == stale
+        assert offsets(commands, Stale) == stale
 
     def tick(self) -> None:
-        told = self.group.tick(self.now)
+        commands = self.group.tick(self.now)
         model = self.model
         model.clock(self.now)
         if model.pause[0] <= self.now:
@@ -590,22 +600,22 @@ class History:
                 model.back(offset, "no answer within ack_wait")
             if late:
                 recalled |= model.recall(name, min(late))
-        assert set(offsets(told, Recalled)) == recalled
-        assert set(offsets(told, Missed)) == model.tell()
+        assert set(offsets(commands, Recalled)) == recalled
+        assert set(offsets(commands, Missed)) == model.tell()
 
     def trim(self) -> None:
         model = self.model
         first = min(model.end, model.first + self.random.randint(0, 4))
-        told = self.group.trimmed(first, self.now)
+        commands = self.group.trimmed(first, self.now)
         model.clock(self.now)
         model.first = first
         model.redriven = {o: mark for o, mark in model.redriven.items() if o >= first}
         for offset, cell in model.cells.items():
             if offset < first and cell.place not in {"settled", "flight"}:
                 model.miss(offset)
-        for command in told:
+        for command in commands:
             assert isinstance(command, Missed)
-        assert offsets(told, Missed) == sorted(model.tell())
+        assert offsets(commands, Missed) == sorted(model.tell())
 
     def seek(self) -> None:
         model = self.model
@@ -616,8 +626,8 @@ class History:
         if set(model.credit) - {name}:
             assert refused(lambda: self.group.seek(offset, self.now, name)) == "GROUP_BUSY"
             return
-        told = self.group.seek(offset, self.now, name)
-        assert set(offsets(told, Recalled)) == set(model.flying(name or ""))
+        commands = self.group.seek(offset, self.now, name)
+        assert set(offsets(commands, Recalled)) == set(model.flying(name or ""))
         model.clock(self.now)
         model.begin = offset
         model.cells = {offset: Cell() for offset in range(offset, model.end)}
@@ -628,12 +638,12 @@ class History:
 
     def letters(self) -> None:
         most = self.random.choice([1, 3, 1000, 1000])
-        told = self.group.letters(self.now, most)
+        commands = self.group.letters(self.now, most)
         self.model.clock(self.now)
         self.model.apply_dead_letter_rules(self.now)
         due = [o for o, c in sorted(self.model.cells.items()) if c.place == "dead"]
-        assert [bury.offset for bury in told] == due[:most]
-        for bury in told:
+        assert [bury.offset for bury in commands] == due[:most]
+        for bury in commands:
             cell = self.model.cells[bury.offset]
             assert bury.rule == cell.rule
             assert bury.redrives == self.model.redriven.get(bury.offset, Mark(0, 0)).number
@@ -661,9 +671,9 @@ class History:
         letters: list[tuple[int, int]] = []
         for _ in range(self.random.randint(1, 3)):
             offset = self.random.randint(model.begin, model.end)
-            known = model.redriven.get(offset, Mark(0, 0)).number
-            letters.append((offset, max(0, known - (self.random.random() < 0.2))))
-        became, told = self.group.redrive(letters, self.now)
+            number = model.redriven.get(offset, Mark(0, 0)).number
+            letters.append((offset, max(0, number - (self.random.random() < 0.2))))
+        became, commands = self.group.redrive(letters, self.now)
         model.clock(self.now)
         revived: list[int] = []
         for (offset, redrives), how in zip(letters, became, strict=True):
@@ -684,7 +694,7 @@ class History:
             recalled = model.recall(model.active, min(revived))
         elif revived:
             model.epoch += 1
-        assert set(offsets(told, Recalled)) == recalled
+        assert set(offsets(commands, Recalled)) == recalled
 
     def restart(self) -> None:
         way = self.random.randrange(3)
@@ -709,7 +719,7 @@ class History:
         self.group = self.kind(self.config, saved, 0, model.first, model.end)
 
     def wrong(self) -> None:
-        """Requests that are refused change nothing; `compare` sees to that."""
+        """Send invalid requests, which must change nothing (`compare` checks that)."""
         group, now = self.group, self.now
         bad: list[Callable[[], object]] = [
             lambda: group.ack("nobody", [Receipt(0, 1, 1, 0)], now),
@@ -730,7 +740,7 @@ class History:
         assert refused(self.random.choice(bad))
 
     def finish(self) -> None:
-        """In the end everything is settled: a patient member acks all, and letters are written."""
+        """Settle everything at the end: a patient member acks all messages, and dead letters are written."""
         for name in [*self.group.members]:
             self.group.leave(name, True, self.now)
         if self.group.readable < UNBOUNDED:
@@ -738,13 +748,13 @@ class History:
             assert self.group.at_damage(), "all that can be read is delivered"
             assert self.group.explain(self.now).code == "DAMAGED"
             saved, ends = self.group.save(), (self.group.first, self.group.end)
-            self.group = self.kind(self.config, saved, 0, *ends)  # the damage is mended
+            self.group = self.kind(self.config, saved, 0, *ends)  # the damage is repaired
         self.exhaust()
         assert self.group.floor == self.group.end, str(self.group.explain(self.now))
         assert self.group.explain(self.now).code == "AT_END"
 
     def exhaust(self) -> None:
-        """Let a patient member ack all that can be read, and write letters."""
+        """Let a patient member ack all readable messages, and write dead letters."""
         self.group.join("last", self.now)
         self.group.grant("last", 7, self.now)
         for _ in range(400):
@@ -764,7 +774,7 @@ class History:
 
 
 def play(seed: int, kind: type[Group] = Group, steps: int = STEPS) -> None:
-    """Run one history; raise `AssertionError` where the machine is not as the model."""
+    """Run one history; raises `AssertionError` where machine and model differ."""
     history = History(seed, kind)
     try:
         history.run(steps)
@@ -774,7 +784,7 @@ def play(seed: int, kind: type[Group] = Group, steps: int = STEPS) -> None:
 
 
 def stale_timer(kind: type[Group] = Group) -> None:
-    """A message is delayed, dies, is redriven and delayed for longer: its first timer ends nothing.
+    """A delayed message dies, is redriven and delayed for longer: its first timer must end nothing.
 
     By chance this hardly ever happens: the deadline, which drivers ask for, drops the first timer if it is stale.
     """
@@ -791,10 +801,12 @@ def stale_timer(kind: type[Group] = Group) -> None:
     [deliver] = group.take(2)
     assert group.nack("ann", [deliver.receipt], 1000, "not yet", 3) == []
     group.tick(60)  # the timer of 9, and behind it the first one of 0
-    assert [(one.first, one.end) for one in group.take(60)] == [(9, 10)], "0 is delayed until 1003"
+    assert [(ready.first, ready.end) for ready in group.take(60)] == [(9, 10)], (
+        "0 is delayed until 1003"
+    )
     group.tick(1003)
-    assert [(one.first, one.end) for one in group.take(1003)] == [(0, 1)]
+    assert [(ready.first, ready.end) for ready in group.take(1003)] == [(0, 1)]
 
 
 STORIES = (stale_timer,)
-"""Histories that chance does not find soon."""
+"""Histories that chance hardly finds."""

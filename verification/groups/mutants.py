@@ -1,4 +1,4 @@
-"""Mutants of `broker.protocol.groups`: one rule changed, which the histories of `delivery_model` must find."""
+"""Mutants of `broker.protocol.groups`: one rule changed, which the histories of `model` must find."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ from railgun.broker.protocol.groups.persisted import Mark
 from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.errors import ProtocolError
 from verification.groups.model import STORIES, play
+from verification.mutation import Verdict, registrar
 
 HISTORIES = 1_600
-"""Histories in which a mutant is looked for."""
+"""How many seeded histories to check a mutant with."""
 CAUGHT = (AssertionError, ProtocolError, DeliveryError, AttributeError, ValueError, KeyError)
 Kind = TypeVar("Kind", bound=type[Group])
 
 MUTANTS: dict[str, type[Group]] = {}
-"""By what is changed: the machine."""
+"""The mutants: the changed rule, and the machine that breaks it."""
 
 
 def mutant(kind: Kind) -> Kind:
     """Register a mutant under the first line of its docstring."""
-    assert kind.__doc__ is not None
-    MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind
-    return kind
+    return registrar(MUTANTS, lambda kind: kind)(kind)
 
 
-def hunt(name: str, histories: int = HISTORIES) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, histories: int = HISTORIES) -> Verdict:
+    """Check the mutant with all stories, then with seeded histories, until one fails."""
     for story in STORIES:
         try:
             story(MUTANTS[name])
@@ -65,12 +64,12 @@ class AnyDelivery(Group):
     def _claim(
         self, member: str, receipts: Sequence[Receipt], now: int, *, keep: bool = False
     ) -> Any:
-        said = [
+        changed = [
             replace(receipt, delivery=flights[0][2].delivery) if flights else receipt
             for receipt in receipts
             for flights in [self.party(member).flights.pieces(receipt.first, receipt.end)]
         ]
-        return super()._claim(member, said, now, keep=keep)
+        return super()._claim(member, changed, now, keep=keep)
 
 
 @mutant
@@ -80,12 +79,12 @@ class AnyEpoch(Group):
     def _claim(
         self, member: str, receipts: Sequence[Receipt], now: int, *, keep: bool = False
     ) -> Any:
-        said = [
+        changed = [
             replace(receipt, epoch=flights[0][2].epoch) if flights else receipt
             for receipt in receipts
             for flights in [self.party(member).flights.pieces(receipt.first, receipt.end)]
         ]
-        return super()._claim(member, said, now, keep=keep)
+        return super()._claim(member, changed, now, keep=keep)
 
 
 @mutant
@@ -94,9 +93,9 @@ class EpochStays(Group):
 
     def _hand_over(self) -> list[Command]:
         epoch = self.epoch
-        told = super()._hand_over()
+        commands = super()._hand_over()
         self.epoch = epoch
-        return told
+        return commands
 
 
 @mutant
@@ -117,7 +116,7 @@ class DeadDoNotCount(Group):
 
 @mutant
 class EndOfNodeFails(Group):
-    """What was in flight when a node ended has failed."""
+    """Deliveries in flight when a node ended count as failed."""
 
     def standing_without_failure(self, flight: Flight) -> Standing:
         return replace(super().standing_without_failure(flight), spared=flight.spared)
@@ -125,7 +124,7 @@ class EndOfNodeFails(Group):
 
 @mutant
 class EndOfNodeIsNotCounted(Group):
-    """What was in flight when a node ended is delivered by the same number again."""
+    """Messages in flight when a node ended are delivered with the same delivery number again."""
 
     def standing_without_failure(self, flight: Flight) -> Standing:
         return replace(
@@ -145,7 +144,7 @@ class EndOfNodeAges(Group):
 
 @mutant
 class SentAwayFails(Group):
-    """Who is sent away is taken for dead."""
+    """A member that is sent away counts as dead."""
 
     def send_away(self, member: str, now: int) -> list[Command]:
         return self.leave(member, False, now)
@@ -153,7 +152,7 @@ class SentAwayFails(Group):
 
 @mutant
 class SentAwayDoesNotCount(Group):
-    """Who is sent away leaves as if by itself: its deliveries do not count."""
+    """A member that is sent away leaves gracefully: its deliveries do not count."""
 
     def send_away(self, member: str, now: int) -> list[Command]:
         return self.leave(member, True, now)
@@ -161,7 +160,7 @@ class SentAwayDoesNotCount(Group):
 
 @mutant
 class FailuresOfBefore(Group):
-    """A failure makes failures of all deliveries before it."""
+    """A failure turns all deliveries before it into failures."""
 
     def put_back(self, first: int, end: int, standing: Standing) -> None:
         failed = standing.reason and standing.spared < standing.count
@@ -170,7 +169,7 @@ class FailuresOfBefore(Group):
 
 @mutant
 class SparedIsNotSaved(Group):
-    """The log does not learn which deliveries ended with a node."""
+    """The log does not record which deliveries ended with a node."""
 
     def changes(self) -> list[Change]:
         return [
@@ -195,7 +194,7 @@ class DistanceOfTheUntried(Group):
 
 @mutant
 class NobodyIsBlocked(Group):
-    """An exclusive group goes on while an offset is delayed."""
+    """An exclusive group continues while an offset is delayed."""
 
     def blocked(self) -> int:
         return 1 << 62
@@ -203,7 +202,7 @@ class NobodyIsBlocked(Group):
 
 @mutant
 class NothingIsRecalled(Group):
-    """After a nack in an exclusive group, the member keeps what is above."""
+    """After a nack in an exclusive group, the member keeps the messages above it."""
 
     def _recall(self, party: Party, lowest: int) -> list[Command]:
         self.epoch += self.config.exclusive
@@ -215,9 +214,9 @@ class OneTooMany(Group):
     """Members get one message more than they have credit for."""
 
     def _shares(self, ready: int) -> list[tuple[Party, int]]:
-        given = super()._shares(ready)
-        spare = ready - sum(share for _, share in given)
-        return [(p, share + (spare > 0 and at == 0)) for at, (p, share) in enumerate(given)]
+        shares = super()._shares(ready)
+        spare = ready - sum(share for _, share in shares)
+        return [(p, share + (spare > 0 and at == 0)) for at, (p, share) in enumerate(shares)]
 
 
 @mutant
@@ -225,12 +224,12 @@ class FirstTakesAll(Group):
     """Shares are not levelled."""
 
     def _shares(self, ready: int) -> list[tuple[Party, int]]:
-        given = []
+        shares = []
         for party, _ in super()._shares(ready):
             share = min(ready, party.free)
             ready -= share
-            given.append((party, share))
-        return [(party, share) for party, share in given if share]
+            shares.append((party, share))
+        return [(party, share) for party, share in shares if share]
 
 
 @mutant
@@ -255,7 +254,7 @@ class NewFirst(Group):
 
 @mutant
 class SilentTrim(Group):
-    """What is missed is skipped without a word."""
+    """Missed messages are skipped without being reported."""
 
     def trimmed(self, first: int, now: int) -> list[Command]:
         super().trimmed(first, now)
@@ -264,7 +263,7 @@ class SilentTrim(Group):
 
 @mutant
 class NobodyTold(Group):
-    """What was missed while nobody was there is told to nobody."""
+    """Messages missed while the group had no member are reported to no member."""
 
     def join(self, member: str, now: int) -> list[Command]:
         self.unreported.clear()
@@ -273,7 +272,7 @@ class NobodyTold(Group):
 
 @mutant
 class ClockOnlyForward(Group):
-    """A clock that goes back is not noticed."""
+    """A clock that goes back is ignored."""
 
     def look_at_clock(self, now: int) -> None:
         self.last_time = now
@@ -281,30 +280,30 @@ class ClockOnlyForward(Group):
 
 @mutant
 class SeekRemembersAcks(Group):
-    """After a seek back, what was acked before still counts for the distance."""
+    """After a seek back, acks from before it still count for the distance."""
 
     def seek(self, offset: int, now: int, member: str | None = None) -> list[Command]:
         highest = self.highest
-        told = super().seek(offset, now, member)
+        commands = super().seek(offset, now, member)
         self.highest = min(highest, offset - 1)
-        return told
+        return commands
 
 
 @mutant
 class LettersTwice(Group):
-    """A letter that is proposed is delivered, too."""
+    """A proposed dead letter is delivered, too."""
 
     def letters(self, now: int, most: int = 1000) -> list[Bury]:
-        told = super().letters(now, most)
+        commands = super().letters(now, most)
         for offset, proposal in self.proposed.items():
             self.waiting.set(offset, offset + 1, proposal.standing)
         self.proposed.clear()
-        return told
+        return commands
 
 
 @mutant
 class KeptIsLost(Group):
-    """A letter that could not be written is given up all the same."""
+    """A dead letter that could not be written is given up all the same."""
 
     def kept(self, offset: int, now: int) -> bool:
         return self.buried(offset, now)
@@ -312,7 +311,7 @@ class KeptIsLost(Group):
 
 @mutant
 class BuriedCountsAsAcked(Group):
-    """A letter moves the highest acked offset."""
+    """A dead letter moves the highest acked offset."""
 
     def buried(self, offset: int, now: int) -> bool:
         done = super().buried(offset, now)
@@ -322,13 +321,13 @@ class BuriedCountsAsAcked(Group):
 
 @mutant
 class DeliveriesAreNotSaved(Group):
-    """The log does not learn of deliveries."""
+    """The log does not record deliveries."""
 
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
         unsaved = self.unsaved.copy()
-        told = super().hand_out(party, first, end, was, now)
+        commands = super().hand_out(party, first, end, was, now)
         self.unsaved = unsaved
-        return told
+        return commands
 
 
 @mutant
@@ -351,22 +350,22 @@ class TimersForget(Group):
 
 @mutant
 class DeathAfterDelivery(Group):
-    """Dead letters are looked for after delivery."""
+    """Dead letters are searched after delivery."""
 
     def take(self, now: int) -> list[Deliver]:
         apply_dead_letter_rules = self.apply_dead_letter_rules
         try:
             type(self).apply_dead_letter_rules = lambda self, now: None  # type: ignore[method-assign]
-            told = super().take(now)
+            commands = super().take(now)
         finally:
             del type(self).apply_dead_letter_rules
         apply_dead_letter_rules(now)
-        return told
+        return commands
 
 
 @mutant
 class FlightsNeverDie(Group):
-    """In-flight messages are never dead: what comes back below the distance is delivered again."""
+    """In-flight messages are never dead: a message that comes back below the distance is delivered again."""
 
     def apply_dead_letter_rules(self, now: int) -> None:
         back = [piece for piece in self.waiting if piece[2].count]
@@ -427,7 +426,7 @@ class UncountedDeliveriesAge(Group):
 
 @mutant
 class AgeIsNotSaved(Group):
-    """The log does not learn when a message was first delivered."""
+    """The log does not record when a message was first delivered."""
 
     def changes(self) -> list[Change]:
         return [
@@ -440,7 +439,7 @@ class AgeIsNotSaved(Group):
 
 @mutant
 class NothingIsPaused(Group):
-    """A nack that blocks delays its messages only."""
+    """A nack that blocks the group delays only its own messages."""
 
     def nack(self, *args: Any, block: bool = False, **kwargs: Any) -> list[Command]:
         return super().nack(*args, **kwargs)
@@ -460,15 +459,15 @@ class StaleNackBlocks(Group):
         *,
         block: bool = False,
     ) -> list[Command]:
-        told = super().nack(member, receipts, delay, reason, now, block=block)
+        commands = super().nack(member, receipts, delay, reason, now, block=block)
         if block:
             self.pause = max(self.pause, (now + delay, delay))
-        return told
+        return commands
 
 
 @mutant
 class PauseIsForgotten(Group):
-    """The log does not learn that a group is blocked."""
+    """The log does not record that a group is blocked."""
 
     def changes(self) -> list[Change]:
         return [change for change in super().changes() if not isinstance(change, Paused)]
@@ -480,9 +479,9 @@ class SeekStaysBlocked(Group):
 
     def seek(self, offset: int, now: int, member: str | None = None) -> list[Command]:
         pause = self.pause
-        told = super().seek(offset, now, member)
+        commands = super().seek(offset, now, member)
         self.pause = pause
-        return told
+        return commands
 
 
 @mutant
@@ -499,7 +498,7 @@ class StaleTimerEndsDelay(Group):
 
 @mutant
 class RedrivenTwice(Group):
-    """A letter is redriven each time it is asked for."""
+    """A dead letter is redriven once for each request."""
 
     def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
         return super().redrive_message(offset, max(redrives, self.redrives(offset)))
@@ -507,20 +506,20 @@ class RedrivenTwice(Group):
 
 @mutant
 class RedriveKeepsEpoch(Group):
-    """After a redrive acks of the deliveries before it count."""
+    """After a redrive, acks of earlier deliveries count."""
 
     def redrive(
         self, letters: Iterable[tuple[int, int]], now: int
     ) -> tuple[list[RedriveOutcome], list[Command]]:
         epoch = self.epoch
-        told = super().redrive(letters, now)
+        commands = super().redrive(letters, now)
         self.epoch = epoch
-        return told
+        return commands
 
 
 @mutant
 class RedrivenAreFarBehind(Group):
-    """What is redriven is as far behind as before, and dies at once."""
+    """A redriven message is as far behind as before, and dies at once."""
 
     def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
         how = super().redrive_message(offset, redrives)
@@ -531,7 +530,7 @@ class RedrivenAreFarBehind(Group):
 
 @mutant
 class RedriveIsNotSaved(Group):
-    """The log does not learn of a redrive."""
+    """The log does not record a redrive."""
 
     def changes(self) -> list[Change]:
         return [change for change in super().changes() if not isinstance(change, Redriven)]
@@ -539,7 +538,7 @@ class RedriveIsNotSaved(Group):
 
 @mutant
 class DamageIsDelivered(Group):
-    """What cannot be read is delivered."""
+    """Unreadable messages are delivered."""
 
     def blocked(self) -> int:
         readable, self.readable = self.readable, UNBOUNDED
@@ -550,7 +549,7 @@ class DamageIsDelivered(Group):
 
 @mutant
 class LaterDamageHidesEarlier(Group):
-    """Damage that is found later, and lies behind, makes what is between readable."""
+    """Damage that is found later, at higher offsets, makes the messages in between readable."""
 
     def unreadable(self, offset: int) -> None:
         self.readable = offset
@@ -558,7 +557,7 @@ class LaterDamageHidesEarlier(Group):
 
 @mutant
 class DelayedHideDamage(Group):
-    """Consumers are told of damage while messages before it are delayed."""
+    """Consumers hear of damage while messages before it are delayed."""
 
     def at_damage(self) -> bool:
         ready = self.ready_below(self.readable)
@@ -570,33 +569,33 @@ class UnsentCounts(Group):
     """A delivery that could not be sent counts."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
-        told = self.nack(member, receipts, 0, "", now)
-        return [command for command in told if not isinstance(command, Stale)]
+        commands = self.nack(member, receipts, 0, "", now)
+        return [command for command in commands if not isinstance(command, Stale)]
 
 
 @mutant
 class UnsentKeepsEpoch(Group):
-    """What could not be sent by an exclusive group is delivered again in the same epoch."""
+    """Messages that an exclusive group could not send are delivered again in the same epoch."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
         epoch = self.epoch
-        told = super().unsent(member, receipts, now)
+        commands = super().unsent(member, receipts, now)
         self.epoch = epoch
-        return told
+        return commands
 
 
 @mutant
 class UnsentAreMissedInSilence(Group):
-    """Nobody is told of messages that are gone when they come back unsent."""
+    """Messages that are gone when they come back unsent are not reported."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
-        told = super().unsent(member, receipts, now)
-        return [command for command in told if not isinstance(command, Missed)]
+        commands = super().unsent(member, receipts, now)
+        return [command for command in commands if not isinstance(command, Missed)]
 
 
 @mutant
 class UnsentOutOfOrder(Group):
-    """A member of an exclusive group keeps what lies above what could not be sent."""
+    """A member of an exclusive group keeps the messages above one that could not be sent."""
 
     def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
         _, claims, _ = self._claim(member, receipts, now)

@@ -1,1 +1,1 @@
-"""The proof of streams that programs push."""
+"""Models and simulations that check streams which programs push."""

@@ -1,14 +1,14 @@
-"""Connectors, workers and a controller, explored: every interleaving, with the machines of `engine.protocol.ingest`.
+"""Explore connectors, workers and a controller: every interleaving, with the machines of `engine.protocol.ingest`.
 
-What may happen is in `feeding_model`. What is proven of every state that can be reached:
+The possible events are in `verification.ingest.model`. Proven of every reachable state:
 
-1. **Prefix.** Every committed snapshot holds of each stream its first messages, each once, and just those up to the
-   position that the snapshot says.
-2. **Truth.** What a connector is told to be safe is in the snapshot that was committed last.
-3. **Progress.** However things went, all streams can still be sent to their end, committed, and acknowledged to all.
+1. **Prefix.** Every committed snapshot holds the first messages of each stream, each once, and exactly those up to the
+   position that the snapshot records.
+2. **Truth.** All messages that a connector knows to be safe are in the snapshot that was committed last.
+3. **Progress.** Whatever happened, all streams can still be sent to their end, committed, and acknowledged completely.
 
-States that differ only in messages which nobody will heed are one: what is of a connection that its receiver has
-ended, or of a generation that the controller has left behind (and drops, which is tried).
+States that differ only in messages that every receiver will ignore are merged: messages of a connection that its
+receiver has ended, or of a generation that the controller has left behind (and drops, which is tested).
 """
 
 from __future__ import annotations
@@ -24,12 +24,22 @@ from verification.fork import fingerprint, fork
 from verification.ingest.model import CONTROLLER, Case, ConnectorNode, Controller, Rules, WorkerNode
 from verification.rescale.model import Violation
 
-__all__ = ["CASES", "LARGE", "Case", "Explored", "Rules", "Tidy", "explore", "new_explorer", "told"]
+__all__ = [
+    "CASES",
+    "LARGE",
+    "Case",
+    "Explored",
+    "Rules",
+    "Tidy",
+    "explore",
+    "new_explorer",
+    "story_lines",
+]
 
 
 @dataclass(slots=True)
 class Explored:
-    """What came out."""
+    """The result: the numbers of states and steps, and the first violation with its story."""
 
     case: Case
     states: int = 0
@@ -39,7 +49,7 @@ class Explored:
 
 
 def new_explorer(case: Case, rules: Rules) -> Explorer:
-    """The nodes of a case: the controller, the workers, the connectors."""
+    """Return an explorer of the nodes of a case: the controller, the workers, the connectors."""
     nodes: list[Any] = [Controller(case, rules)]
     nodes += [WorkerNode(index, case, rules) for index in range(1, case.workers + 1)]
     first = len(nodes)
@@ -48,14 +58,14 @@ def new_explorer(case: Case, rules: Rules) -> Explorer:
 
 
 def explore(case: Case, rules: Rules | None = None, limit: int | None = None) -> Explored:
-    """Visit every state; the first violation comes with the shortest story that leads to it."""
+    """Visit every state; the first violation comes with its shortest story."""
     explorer = new_explorer(case, rules or Rules())
     first = case.workers + 1
     result = Explored(case)
     tidy = Tidy(explorer, case)
     number: dict[State, int] = {explorer.start: 0}
     came: list[tuple[int, tuple[int, Any, int]] | None] = [None]
-    before: list[list[int]] = [[]]  # the states each one is reached from
+    before: list[list[int]] = [[]]  # the predecessors of each state
     good: list[int] = []
     todo = deque([explorer.start])
     while todo:
@@ -71,13 +81,13 @@ def explore(case: Case, rules: Rules | None = None, limit: int | None = None) ->
             if isinstance(following, Violation):
                 return _found(explorer, result, number, came, here, step, following)
             following = tidy(following)
-            known = number.get(following)
-            if known is None:
-                known = number[following] = len(came)
+            target = number.get(following)
+            if target is None:
+                target = number[following] = len(came)
                 came.append((here, step))
                 before.append([])
                 todo.append(following)
-            before[known].append(here)
+            before[target].append(here)
         if limit is not None and len(number) > limit:
             raise RuntimeError(f"more than {limit:,} states: {case}")
     result.states = len(number)
@@ -91,11 +101,11 @@ def explore(case: Case, rules: Rules | None = None, limit: int | None = None) ->
 
 
 class Tidy:
-    """Takes out of links what will not be heeded. To deliver it would change nothing, now or later."""
+    """Removes from links the messages that will be ignored: to deliver them would change nothing, now or later."""
 
     def __init__(self, explorer: Explorer, case: Case) -> None:
         self.explorer, self.case = explorer, case
-        self.known: dict[tuple[int, int], int] = {}
+        self.memo: dict[tuple[int, int], int] = {}
         count, first = explorer.count, case.workers + 1
         pairs = [(worker, other) for worker in range(1, first) for other in range(first, count)]
         pairs += [(other, worker) for worker, other in pairs]
@@ -104,15 +114,15 @@ class Tidy:
         self.slots = [(to, count + sender * count + to) for sender, to in pairs]
 
     def __call__(self, state: State) -> State:
-        """The state without it."""
+        """Return the state without these messages."""
         tidied: list[int] | None = None
         for to, slot in self.slots:
             link = state[slot]
             if link:
                 key = state[to], link
-                left = self.known.get(key)
+                left = self.memo.get(key)
                 if left is None:
-                    left = self.known[key] = self._left(*key)
+                    left = self.memo[key] = self._left(*key)
                 if left != link:
                     tidied = tidied or list(state)
                     tidied[slot] = left
@@ -161,7 +171,7 @@ def _is_done(explorer: Explorer, state: State, case: Case, first: int) -> bool:
 
 
 def _is_untrue(explorer: Explorer, state: State, first: int) -> Violation | None:
-    """Whether a connector was told that something is safe which is not."""
+    """Return a violation if a connector was told that a message is safe which is not."""
     controller = explorer.nodes[state[0]]
     assert isinstance(controller, Controller)
     for node in state[first : explorer.count]:
@@ -174,7 +184,7 @@ def _is_untrue(explorer: Explorer, state: State, first: int) -> Violation | None
 
 
 def _first_stuck(before: list[list[int]], good: list[int]) -> int | None:
-    """The first state from which none of the good ones can be reached."""
+    """Return the first state from which none of the good states can be reached."""
     reaches = bytearray(len(before))
     todo = list(good)
     for state in good:
@@ -197,18 +207,18 @@ def _found(
     last: tuple[int, Any, int] | None,
     violation: Violation,
 ) -> Explored:
-    story = [] if last is None else [explorer.told(last)]
+    story = [] if last is None else [explorer.as_step(last)]
     before = came[at]
     while before is not None:
-        story.append(explorer.told(before[1]))
+        story.append(explorer.as_step(before[1]))
         before = came[before[0]]
     result.states = len(number)
     result.violation, result.story = violation, story[::-1]
     return result
 
 
-def told(explored: Explored) -> list[str]:
-    """The story that leads to a violation, in words."""
+def story_lines(explored: Explored) -> list[str]:
+    """Describe the story that leads to a violation."""
     case = explored.case
 
     def who(index: int) -> str:
@@ -228,7 +238,9 @@ def told(explored: Explored) -> list[str]:
 
 def _in_words(message: Sequence[Any]) -> str:
     what, *more = message
-    return " ".join([what, *(one.name if isinstance(one, Reason) else str(one) for one in more)])
+    return " ".join(
+        [what, *(reason.name if isinstance(reason, Reason) else str(reason) for reason in more)]
+    )
 
 
 CASES: Final = (
@@ -246,7 +258,7 @@ CASES: Final = (
     Case(workers=1, streams=2, messages=1, closes=1),
     Case(streams=2, messages=1, closes=0),
 )
-"""What is explored each time, each kind of trouble at least once: one and a half million states."""
+"""The cases of every run, with each kind of fault at least once: one and a half million states."""
 LARGE: Final = (
     Case(messages=2, closes=2),
     Case(messages=1, closes=1, shrinks=1),
@@ -257,4 +269,4 @@ LARGE: Final = (
     Case(streams=2, messages=1, closes=0, crashes=1),
     Case(streams=2, messages=1, closes=0, shrinks=1),
 )
-"""And if there is more time: what comes together."""
+"""Further cases for longer runs: combined faults."""

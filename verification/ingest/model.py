@@ -1,15 +1,15 @@
-"""Connectors, workers and a controller as `feeding` explores them: the machines of `engine.protocol.ingest`, in nodes.
+"""Connectors, workers and a controller for `exploration`: the machines of `engine.protocol.ingest`, in nodes.
 
 One source. Connectors send streams to workers, lose connections and connect elsewhere; a worker is lost, so the flow
 goes back to its last snapshot; snapshots are taken, written, committed or given up at any moment; a worker leaves, and
 comes back under its name.
 
-Snapshots are as many as you like: they have the same number, and workers forget it when one is settled, so that
-there are finitely many states.
+The number of snapshots is unlimited: all have the same number, and workers forget it when a snapshot is settled, so
+that there are finitely many states.
 
-A connection is lost with what is under way in it: from a moment on, which the connector does not know, what it sends
-goes nowhere, and the worker hears that the connection is gone. For the worker that is the same as if it had noticed
-that earlier than what was still to come from it.
+A connection is lost with all messages under way in it: from a moment on that the connector does not know, its messages
+are dropped, and the worker hears that the connection is gone. For the worker that is the same as if it had noticed the
+loss before the messages that were still to come.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SNAPSHOT: Final = 1  # the number of every snapshot
 
 @dataclass(frozen=True)
 class Case:
-    """What may happen."""
+    """The possible events."""
 
     streams: int = 1
     workers: int = 2
@@ -62,29 +62,29 @@ class Case:
     shrinks: int = 0
     """How often the last worker may leave, and come back."""
     failures: bool = False
-    """Whether snapshots may be given up, before they are written or while they are."""
+    """Whether snapshots may be given up, before or during their writing."""
     late: bool = False
-    """Whether what a lost process said may be heard late, among what the next one of its name says."""
+    """Whether messages of a lost process may arrive late, among those of its successor of the same name."""
 
     def __str__(self) -> str:
-        told = [
+        parts = [
             f"{self.streams} stream{'s' * (self.streams > 1)} of {self.messages}",
             f"{self.workers} workers",
             f"{self.connectors} connector{'s' * (self.connectors > 1)}",
         ]
         for name in ("closes", "crashes", "shrinks"):
             if getattr(self, name):
-                told.append(f"{getattr(self, name)} {name}")
+                parts.append(f"{getattr(self, name)} {name}")
         if self.failures:
-            told.append("failing snapshots")
+            parts.append("failing snapshots")
         if self.late:
-            told.append("late words")
-        return ", ".join(told)
+            parts.append("late words")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The machines to explore; mutants take the place of one."""
+    """The machines to explore; a mutant replaces one of them."""
 
     table: type[Table] = Table
     registry: type[Registry] = Registry
@@ -106,17 +106,19 @@ class Controller(Plain):
         self.registry = rules.registry()
         self.incarnations = dict.fromkeys(range(1, case.workers + 1), 0)
         self.members = set(self.incarnations)
-        self.drained = False  # the last worker is to leave
-        self.owing = False  # it has, and has not handed over what it saw
-        self.gone = False  # it has handed it over
-        self.saving: set[int] | None = None  # who has not saved
+        self.drained = False  # whether the last worker is to leave
+        self.owing = False  # whether it has left and not yet handed over what it saw
+        self.gone = False  # whether it has handed that over
+        self.saving: set[int] | None = None  # workers that have not saved
         self.recorded: dict[Owner, dict[str, int]] = {}
-        self.writing: dict[str, int] | None = None  # what the snapshot holds that is being written
+        self.writing: dict[str, int] | None = (
+            None  # the content of the snapshot that is being written
+        )
         self.logs: list[
             tuple[str, int]
-        ] = []  # what was applied since the last snapshot, as told with this one
-        self.left: list[tuple[str, int]] = []  # the same, of who left
-        self.late: list[Any] = []  # what a lost process said, and is not heard yet
+        ] = []  # messages applied since the last snapshot, as reported with this one
+        self.left: list[tuple[str, int]] = []  # the same, of workers that left
+        self.late: list[Any] = []  # messages of a lost process that have not arrived
         self.committed: dict[str, int] = {}
         self.registry.go_back(0, {}, map(self._owner, self.members))
 
@@ -128,33 +130,33 @@ class Controller(Plain):
         return self.case.workers
 
     def events(self) -> Sequence[str]:
-        found = []
+        events = []
         if self.writing is not None:
-            found.append("commit")
+            events.append("commit")
             if self.case.failures:
-                found.append("fail to write")
+                events.append("fail to write")
         elif self.saving is None:
-            found.append("begin a snapshot")
+            events.append("begin a snapshot")
             if self.drained and self.last in self.members:
-                found.append("let the last worker go")
+                events.append("let the last worker go")
         elif not self.saving and not self.owing:
-            found.append("write")
+            events.append("write")
             if self.case.failures:
-                found.append("give the snapshot up")
+                events.append("give the snapshot up")
         if self.crashes:
-            found += [f"lose {worker}, go back" for worker in self._mortal()]
+            events += [f"lose {worker}, go back" for worker in self._mortal()]
             if self.writing is not None:
-                found += [f"lose {worker}, commit, go back" for worker in self._mortal()]
+                events += [f"lose {worker}, commit, go back" for worker in self._mortal()]
         if self.late:
-            found.append("hear what is late")
+            events.append("hear what is late")
         if self.shrinks and not self.drained and not self.gone:
-            found.append("drain the last worker")
+            events.append("drain the last worker")
         if self.gone and self.last not in self.members:
-            found.append("let the last worker come back")
-        return found
+            events.append("let the last worker come back")
+        return events
 
     def _mortal(self) -> list[int]:
-        """Who may be lost. Workers are alike but for the one that leaves, so it is enough to lose one of each kind."""
+        """Return the workers that may be lost. All but the leaving one are alike: one of each kind is enough."""
         return sorted({min(self.members), max(self.members)} if self.case.shrinks else {self.last})
 
     def step(self, event: str) -> Sent:
@@ -194,8 +196,8 @@ class Controller(Plain):
         raise AssertionError(event)
 
     def _all(self, what: str, *more: Any) -> Sent:
-        told = (what, self.registry.generation, *more)
-        return [(worker, told) for worker in sorted(self.members)]
+        message = (what, self.registry.generation, *more)
+        return [(worker, message) for worker in sorted(self.members)]
 
     def _write(self) -> None:
         positions = self.registry.snapshot(SNAPSHOT, self.recorded)
@@ -210,7 +212,7 @@ class Controller(Plain):
                 raise Violation(
                     "not a prefix", f"a snapshot says {name} up to {por}, and holds {has}"
                 )
-        # Nobody leaves while one is being written: who takes part in it stays until it is settled.
+        # No worker leaves while a snapshot is being written: all that take part stay until it is settled.
         self.writing, self.recorded, self.logs = positions, {}, []
 
     def _commit(self) -> Sent:
@@ -222,7 +224,7 @@ class Controller(Plain):
 
     def _go_back(self, lost: int) -> Sent:
         self.crashes -= 1
-        if self.owing:  # what it was to hand over is lost
+        if self.owing:  # the messages to hand over are lost
             self.owing, self.gone = False, True
         self.incarnations[lost] += 1
         if self.drained:
@@ -275,12 +277,12 @@ class Controller(Plain):
                 case Reject(to, stream, session):
                     sent.append((to[0], ("reject", generation, stream, session)))
                 case Want() | Hasten():
-                    pass  # snapshots may begin at any time, so nobody need hasten them
+                    pass  # snapshots may begin at any time, so a request changes nothing
         return sent
 
 
 class WorkerNode(Plain):
-    """A worker: its table, and what it has applied since the last snapshot."""
+    """A worker: its table, and the messages it has applied since the last snapshot."""
 
     __slots__ = (
         "case", "cut", "drains", "generation", "incarnation", "index", "log", "rules", "sessions",
@@ -290,7 +292,7 @@ class WorkerNode(Plain):
 
     def __init__(self, index: int, case: Case, rules: Rules) -> None:
         self.index, self.case, self.rules = index, case, rules
-        self.sessions: dict[int, int] = {}  # of connections that are open: the connector
+        self.sessions: dict[int, int] = {}  # the connector of each open connection
         self._start(0, 0)
 
     def _start(self, generation: int, incarnation: int) -> Sent:
@@ -351,10 +353,10 @@ class WorkerNode(Plain):
                 return out
             case "go":
                 seen = tuple(sorted(table.positions().items()))
-                told = self._to_controller("farewell", seen, tuple(self.log))
+                farewell = self._to_controller("farewell", seen, tuple(self.log))
                 closed = self._start(self.generation, self.incarnation)
                 self.table = None
-                return [*told, *closed]
+                return [*farewell, *closed]
         raise AssertionError(what)
 
     # ------------------------------------------------------------ connectors
@@ -376,7 +378,9 @@ class WorkerNode(Plain):
                 case "message":
                     stream, id_ = more
                     if self.drains:
-                        raise Violation("read too late", f"{stream} {id_}, by one that is to leave")
+                        raise Violation(
+                            "read too late", f"{stream} {id_}, by a worker that is to leave"
+                        )
                     if not table.message(session, stream, np.array([id_])):
                         self.log.append((stream, id_))
                 case "end":
@@ -426,9 +430,9 @@ class ConnectorNode(Plain):
         self.sender = rules.sender()
         for number in range(case.streams):
             self.sender.stream(_name(number))
-        self.at: int | None = None  # the worker it is connected to
-        self.session = index * 100  # tells connections apart
-        self.broken = False  # whether what it sends goes nowhere
+        self.at: int | None = None  # the worker of the connection
+        self.session = index * 100  # distinguishes connections
+        self.broken = False  # whether its messages are dropped
 
     @property
     def last(self) -> int:
@@ -437,17 +441,17 @@ class ConnectorNode(Plain):
     def events(self) -> Sequence[str]:
         if self.at is None:
             return [f"connect to {worker}" for worker in range(1, self.case.workers + 1)]
-        found = []
+        events = []
         for name, stream in self.sender.streams.items():
             if stream.phase is Phase.IDLE:
-                found.append(f"notify {name}")
+                events.append(f"notify {name}")
             elif stream.phase is Phase.OPEN:
-                found.append(f"send {name}" if stream.at < self.last else f"end {name}")
+                events.append(f"send {name}" if stream.at < self.last else f"end {name}")
         if self.broken:
-            found.append("notice")
+            events.append("notice")
         elif self.closes:
-            found.append("lose the connection")
-        return found
+            events.append("lose the connection")
+        return events
 
     def step(self, event: str) -> Sent:
         broken = self.broken
@@ -492,9 +496,9 @@ class ConnectorNode(Plain):
         return [(self._worker, ("notify", self.session, name)) for name in names]
 
     def _leave(self) -> Sent:
-        told = [] if self.broken else [(self._worker, ("close", self.session))]
+        messages = [] if self.broken else [(self._worker, ("close", self.session))]
         self._lost()
-        return told
+        return messages
 
     def _lost(self) -> None:
         self.at, self.broken = None, False
@@ -509,7 +513,7 @@ class ConnectorNode(Plain):
                 self._lost()
             case "refused":
                 self._lost()
-                self.session -= 1  # as if it had not tried
+                self.session -= 1  # as if the connector had not tried
             case "restart":
                 return self._leave()
             case "answer":

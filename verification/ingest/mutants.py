@@ -1,4 +1,4 @@
-"""Mutants of `engine.protocol.ingest`: one rule changed, which the exploration in `feeding` must find."""
+"""Mutants of `engine.protocol.ingest`: one rule changed, which `exploration` must find."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from railgun.engine.protocol.ingest.registry import Active, Inactive, Left, Regi
 from railgun.engine.protocol.ingest.sender import Sender, Sent
 from railgun.engine.protocol.ingest.table import Entry, Ids, State, Table
 from verification.ingest.exploration import Case, Rules, explore
+from verification.mutation import Verdict, registrar, verdict_of
 
 Kind = TypeVar("Kind", bound=type[Table] | type[Registry] | type[Sender])
 
 MUTANTS: dict[str, tuple[Rules, Case]] = {}
-"""By what is changed: the machines, and a case that shows it."""
+"""The mutants: the changed rule, the machines, and a case that shows the violation."""
 
 PLAIN = Case(messages=2, closes=1)
 CRASH = Case(messages=1, closes=0, crashes=1)
@@ -35,29 +36,24 @@ RACE = Case(messages=2, connectors=2, closes=0)
 
 
 def mutant(case: Case) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
+    """Register a mutant under the first line of its docstring; `case` shows the violation."""
 
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
+    def entry(kind: Kind) -> tuple[Rules, Case]:
         field = next(
             name
             for name, base in (("table", Table), ("registry", Registry), ("sender", Sender))
             if issubclass(kind, base)
         )
         rules: dict[str, Any] = {field: kind}
-        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = (Rules(**rules), case)
-        return kind
+        return Rules(**rules), case
 
-    return register
+    return registrar(MUTANTS, entry)
 
 
-def hunt(name: str) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str) -> Verdict:
+    """Explore the case of the mutant called `name`."""
     rules, case = MUTANTS[name]
-    found = explore(case, rules)
-    if found.violation is None:
-        return name, "", ""
-    return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    return verdict_of(name, explore(case, rules))
 
 
 # ---------------------------------------------------------------- the worker's table
@@ -79,7 +75,7 @@ class _ReleasesAtClose(Table):
 
 @mutant(PLAIN)
 class ReleaseWithAcked(_ReleasesAtClose):
-    """A stream is released at close, with what was acknowledged last."""
+    """A stream is released at close, with the last acknowledged position."""
 
     __slots__ = ()
 
@@ -89,7 +85,7 @@ class ReleaseWithAcked(_ReleasesAtClose):
 
 @mutant(Case(messages=1, closes=1, crashes=1))
 class ReleaseWithSeen(_ReleasesAtClose):
-    """A stream is released at close, with what was seen last."""
+    """A stream is released at close, with the last seen position."""
 
     __slots__ = ()
 
@@ -110,7 +106,7 @@ class KeepLateGrant(Table):
 
 @mutant(PLAIN)
 class ResumeAtAcked(Table):
-    """A connector that comes back to the worker goes on after what it was told to be safe."""
+    """A connector that comes back to the worker continues after its last safe message."""
 
     __slots__ = ()
 
@@ -186,7 +182,7 @@ class DrainForgets(Table):
 
 @mutant(SHRINK)
 class DrainKeepsReading(Table):
-    """What is pending when a worker drains is opened nevertheless."""
+    """Streams that are pending when a worker drains are opened nevertheless."""
 
     __slots__ = ()
 
@@ -218,7 +214,7 @@ class NeverAcknowledge(Table):
 
 @mutant(PLAIN)
 class AcknowledgeSeen(Table):
-    """What was seen is acknowledged, and not what the snapshot recorded."""
+    """Seen messages are acknowledged, and not those that the snapshot recorded."""
 
     __slots__ = ()
 
@@ -229,14 +225,14 @@ class AcknowledgeSeen(Table):
 
 @mutant(PLAIN)
 class ToldBefore(Table):
-    """A connector that comes back does not hear what the one before it was told."""
+    """A connector that comes back does not hear the acknowledgements of its predecessor."""
 
     __slots__ = ()
 
     def _open(self, entry: Entry, session: int, stream: str) -> None:
-        told = entry.acknowledged
+        acknowledged = entry.acknowledged
         super()._open(entry, session, stream)
-        entry.acknowledged = max(told, entry.seen)
+        entry.acknowledged = max(acknowledged, entry.seen)
 
 
 # ---------------------------------------------------------------- the controller's registry
@@ -244,7 +240,7 @@ class ToldBefore(Table):
 
 @mutant(CRASH)
 class NoGeneration(Registry):
-    """The registry takes what is of an older generation."""
+    """The registry accepts messages of an older generation."""
 
     __slots__ = ()
 
@@ -257,7 +253,7 @@ class NoGeneration(Registry):
 
 @mutant(STRAGGLER)
 class NoProcess(NoGeneration):
-    """The registry takes what is of an older generation, and asks for the worker's name, not for its process."""
+    """The registry accepts messages of an older generation: it checks the worker's name, not its process."""
 
     __slots__ = ()
 
@@ -273,16 +269,16 @@ class NoProcess(NoGeneration):
 
 @mutant(PLAIN)
 class ForgetsBase(Registry):
-    """A snapshot without word of its owner holds nothing of a stream."""
+    """A snapshot without a report of the owner of a stream holds nothing of the stream."""
 
     __slots__ = ()
 
     def snapshot(self, number: int, recorded: Mapping[Owner, Mapping[str, int]]) -> dict[str, int]:
-        known = super().snapshot(number, recorded)
+        positions = super().snapshot(number, recorded)
         for name, stream in self.streams.items():
             if isinstance(stream, Active) and name not in recorded.get(stream.owner, {}):
-                known.pop(name, None)
-        return known
+                positions.pop(name, None)
+        return positions
 
 
 @mutant(CRASH)
@@ -301,7 +297,7 @@ class KeepsPositions(Registry):
 
 @mutant(CRASH)
 class KeepsOwners(Registry):
-    """When the flow goes back, streams stay with who had them."""
+    """When the flow goes back, streams stay with their owners."""
 
     __slots__ = ()
 
@@ -315,7 +311,7 @@ class KeepsOwners(Registry):
 
 @mutant(RACE)
 class GrantsTwice(Registry):
-    """A stream is granted to whoever asks last."""
+    """A stream is granted to the last worker that asks."""
 
     __slots__ = ()
 
@@ -329,7 +325,7 @@ class GrantsTwice(Registry):
 
 @mutant(SHRINK)
 class LeftIsFree(Registry):
-    """The streams of a worker that left go on after what they began with."""
+    """The streams of a worker that left continue from where the worker began."""
 
     __slots__ = ()
 
@@ -349,7 +345,7 @@ class LeftForEver(Registry):
 
 @mutant(Case(messages=1, closes=0, shrinks=1, failures=True, crashes=1))
 class LeftAtOnce(Registry):
-    """The streams of a worker that left are nobody's, and forgotten."""
+    """The streams of a worker that left are free at once, and forgotten."""
 
     __slots__ = ()
 
@@ -363,7 +359,7 @@ class LeftAtOnce(Registry):
 
 @mutant(CRASH)
 class NoRewind(Sender):
-    """A connector goes on where it was, whatever the answer says."""
+    """A connector continues from where it was, whatever the answer says."""
 
     __slots__ = ()
 

@@ -1,18 +1,18 @@
-"""A flow that connectors feed, simulated: workers with the production runtime, and chance decides what happens next.
+"""Simulate a flow with connectors: workers with the production runtime, and a random order of events.
 
 A job is a chain of worlds on one disk, as in `crashes`. Connectors (with the production `Sender`) connect to any
 worker, announce streams, send, lose their connections and come back, to the same worker or another. Meanwhile a *plan
-of deeds* is carried out: the flow grows or shrinks, a worker is lost, the controller is lost. Now and then the disk
-is full, so snapshots are given up. What must hold:
+of deeds* is carried out: the flow grows or shrinks, a worker is lost, the controller is lost. Now and then the disk is
+full, so snapshots are given up. What must hold:
 
-1. **Every snapshot that is committed** holds of each stream its first messages, each once and in order, and just those
-   up to the position that its manifest says.
-2. **What is acknowledged** is in the last of them, when it is said.
-3. **The end.** All streams come to it, all is acknowledged, and what the sink has shown is the input.
-4. **Late** are the same messages as if each stream were read from its beginning by one worker.
+1. **Every committed snapshot** holds the first messages of each stream, each once and in order, and exactly those up to
+   the position that its manifest records.
+2. **Acknowledged messages** are in the last committed snapshot when they are acknowledged.
+3. **The end.** All streams come to it, all messages are acknowledged, and the sink has shown exactly the input.
+4. **Late** messages are the same as if one worker read each stream from its beginning.
 
-Connectors like the workers that will leave, and go also to one that drains: the rare things are the point. How often
-they came about is in the job's `tally`, so that a test can say that they did.
+Connectors prefer the workers that will leave, and go also to one that drains: rare events are the point. The job's
+`tally` counts them, so that a test can require them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from verification.snapshots.crashes import patched
 from verification.stream_validator import check_streams
 
 NOW: Final = 1_700_000_000_000_000
-LONG: Final = 60_000  # steps; a job left in peace is through long before
-CALM: Final = (0, 400, 400)  # steps that a connector rests which was sent away
+MAX_STEPS: Final = 60_000  # an undisturbed job ends long before
+REST_STEPS: Final = (0, 400, 400)  # how long a connector rests that was sent away
 FULL: Final = 0.15  # how often the disk is full
 LAST: Final = 0.85  # how often a connector goes to the worker that would leave first
 LATENESS: Final = 5_000_000
@@ -77,7 +77,7 @@ DEEDS: Final = ("grow 1", "grow 4", "shrink 1", "shrink 4", "crash 1", "crash 2"
 
 
 class Shelf(TwoPhaseSink[Any]):
-    """A two-phase sink that outlives all workers, and remembers with which snapshot each item was shown."""
+    """A two-phase sink that outlives all workers, and remembers the snapshot with which each item was shown."""
 
     def __init__(self) -> None:
         self.prepared: dict[str, tuple[int, list[Any]]] = {}
@@ -85,27 +85,27 @@ class Shelf(TwoPhaseSink[Any]):
         self.numbers = itertools.count()
 
     def open(self, place: Place) -> TwoPhaseWriter[Any]:
-        """Of one worker."""
+        """Return the writer of one worker."""
         return _ShelfWriter(self, place)
 
     def commit(self, token: Token) -> None:
-        """Show it, once."""
+        """Show the items of a token, once."""
         if token not in self.shown:
             self.shown[token] = self.prepared.pop(token)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Show these, and forget the rest."""
+        """Commit these tokens, and forget all others."""
         for token in tokens:
             self.commit(token)
         self.prepared = {}
 
     def items(self) -> list[Any]:
-        """What is shown, in the order of snapshots."""
+        """Return the shown items, in the order of snapshots."""
         return in_order(self.shown.values())
 
 
 def in_order(pieces: Iterable[tuple[int, list[Any]]]) -> list[Any]:
-    """The items of pieces, in the order of the snapshots they are of."""
+    """Return the items of pieces, in the order of their snapshots."""
     return [item for _, items in sorted(pieces, key=lambda piece: piece[0]) for item in items]
 
 
@@ -126,7 +126,7 @@ class _ShelfWriter(TwoPhaseWriter[Any]):
 
 @dataclass(slots=True)
 class SimulatedConnector:
-    """A connector; what workers say to it waits in `inbox`."""
+    """A connector; messages of workers wait in its `inbox`."""
 
     number: int
     streams: Sequence[str]
@@ -135,37 +135,37 @@ class SimulatedConnector:
     sender: Sender = field(default_factory=Sender)
     worker: Worker | None = None
     session: int = 0
-    rests: int = 0  # until this step: it was sent away, and tries again later
+    rests: int = 0  # until this step: a connector that was sent away tries again later
     inbox: deque[tuple[int, Any]] = field(default_factory=deque)
 
     @property
     def sends(self) -> bool:
-        """Whether there is something it has not sent."""
+        """Return whether the connector has unsent messages."""
         return any(self.sender.stream(s).at < self.messages - 1 for s in self.streams)
 
     @property
     def done(self) -> bool:
-        """Whether all it has is acknowledged."""
+        """Return whether all its messages are acknowledged."""
         return all(self.sender.stream(s).acked == self.messages - 1 for s in self.streams)
 
 
-class _Door:
-    """What stands for `engine.worker.ingest_listener` here."""
+class _Listener:
+    """Stands in for `engine.worker.ingest_listener`."""
 
-    def __init__(self, world: FedWorld, process: Process, receiving: Receiving) -> None:
+    def __init__(self, world: IngestWorld, process: Process, receiving: Receiving) -> None:
         self.world, self.process, self.receiving = world, process, receiving
         self.sessions: dict[int, SimulatedConnector] = {}
         receiving.callers = self
 
     @property
     def closing(self) -> int:
-        """How many streams have come to their end."""
+        """Return how many streams have come to their end."""
         entries = self.receiving.table.entries.values()
         return sum(entry.state is State.CLOSING for entry in entries)
 
     @property
     def is_saving(self) -> bool:
-        """Whether a snapshot has begun here that may be committed, or not."""
+        """Return whether a snapshot has begun at this worker and is not settled."""
         saving = self.world.life.saving
         return saving.busy and saving.number == self.receiving.table.begun
 
@@ -204,13 +204,13 @@ class _Door:
         for session in list(self.sessions):
             self._say(session, Restart(session))
         self.sessions = {}
-        self.world.doors.pop(self.process, None)
+        self.world.listeners.pop(self.process, None)
 
 
 class _Keeper(Storekeeper):
-    """The production storekeeper; whatever it has committed is looked at."""
+    """The production storekeeper; every committed snapshot is checked."""
 
-    job: FedJob
+    job: IngestJob
 
     def written(self) -> None:
         super().written()
@@ -222,28 +222,28 @@ class _Keeper(Storekeeper):
         self.job.given_up()
 
 
-class FedWorld(World):
+class IngestWorld(World):
     """A world with connectors."""
 
     connectors: Sequence[SimulatedConnector] = ()
 
-    def __init__(self, job: FedJob, keeper: Storekeeper) -> None:
-        self.doors: dict[Process, _Door] = {}
+    def __init__(self, job: IngestJob, keeper: Storekeeper) -> None:
+        self.listeners: dict[Process, _Listener] = {}
         self.job = job
         self.steps = 0
         super().__init__(job.plan, job.workers, job.chance, NOW, keeper, report_errors=True)
 
     def begun(self, process: Process) -> None:
-        """A worker listens."""
+        """Let a worker listen."""
         assert process.runtime is not None
-        for one in process.runtime.receiving():
-            self.doors[process] = _Door(self, process, one)
-            judge = partial(self.job.judged, one.judge)
-            setattr(one, "judge", judge)  # noqa: B010  (mypy takes no assignment to a method)
+        for inlet in process.runtime.receiving():
+            self.listeners[process] = _Listener(self, process, inlet)
+            judge = partial(self.job.judged, inlet.judge)
+            setattr(inlet, "judge", judge)  # noqa: B010  (mypy takes no assignment to a method)
 
     def on_stream_order(self, process: Process, order: control.Streams) -> None:
-        """As the door of a worker does it."""
-        receiving = self.doors[process].receiving
+        """Handle an order about streams as the listener of a worker does."""
+        receiving = self.listeners[process].receiving
         match order:
             case control.Granted(_, _, stream, session, por, reached):
                 receiving.granted(stream, session, por, reached)
@@ -253,14 +253,14 @@ class FedWorld(World):
                 receiving.wanted(stream)
 
     def gone(self, process: Process, why: str) -> None:
-        """A process has ended, and with it its connections."""
-        door = self.doors.pop(process, None)
-        if door is not None:
-            door.let_go()
+        """Handle the end of a process, and with it of its connections."""
+        listener = self.listeners.pop(process, None)
+        if listener is not None:
+            listener.let_go()
         super().gone(process, why)
 
     def hear(self, process: Process) -> None:
-        """As before; it is counted what workers that leave hand over."""
+        """Handle a message as `super` does, and count what leaving workers hand over."""
         if isinstance(process.reports[0], o.Farewell):
             owner = process.worker, process.incarnation
             (registry,) = self.ledger.feeds.registries.values()
@@ -275,15 +275,15 @@ class FedWorld(World):
         self.job.disk.full = False
 
     def _work(self, worker: Worker) -> bool:
-        door = next((d for p, d in self.doors.items() if p.worker == worker), None)
-        before = 0 if door is None else door.closing
+        listener = next((d for p, d in self.listeners.items() if p.worker == worker), None)
+        before = 0 if listener is None else listener.closing
         worked = super()._work(worker)
-        if door is not None and door.closing > before and door.is_saving:
+        if listener is not None and listener.closing > before and listener.is_saving:
             self.job.meanwhile["ended"] += 1
         return worked
 
     def happen(self) -> bool:
-        """As before; but connectors always have something to do, so workers have to be given their turns."""
+        """Let one thing happen; connectors always have work, so workers are given their turns."""
         self.steps += 1
         if self.processes and self.chance.random() < 0.3:
             self._work(self.chance.choice(sorted(self.processes)))
@@ -294,118 +294,120 @@ class FedWorld(World):
         return [*super()._possible_events(), *self._fed_things()]
 
     def _fed_things(self) -> list[Callable[[], None]]:
-        there = {process.worker: door for process, door in self.doors.items()}
+        there = {process.worker: listener for process, listener in self.listeners.items()}
         things: list[Callable[[], None]] = []
-        for one in self.connectors:
-            if one.inbox:
-                things.append(partial(self._deliver, one))
-            if one.worker is not None and one.worker not in there:
-                things.append(partial(self._lose, one))
-            elif one.worker is None:
-                if there and not one.done and one.rests <= self.steps:
-                    things.append(partial(self._connect, one, self._some_door(there)))
+        for connector in self.connectors:
+            if connector.inbox:
+                things.append(partial(self._deliver, connector))
+            if connector.worker is not None and connector.worker not in there:
+                things.append(partial(self._lose, connector))
+            elif connector.worker is None:
+                if there and not connector.done and connector.rests <= self.steps:
+                    things.append(partial(self._connect, connector, self._some_listener(there)))
             else:
-                things += self._session_things(one, there[one.worker])
+                things += self._session_things(connector, there[connector.worker])
         return things
 
-    def _session_things(self, one: SimulatedConnector, door: _Door) -> list[Callable[[], None]]:
+    def _session_things(
+        self, connector: SimulatedConnector, listener: _Listener
+    ) -> list[Callable[[], None]]:
         things: list[Callable[[], None]] = []
-        for name in one.streams:
-            stream = one.sender.stream(name)
-            if stream.phase is Phase.IDLE and stream.acked < one.messages - 1:
-                if one.rests <= self.steps:
-                    things.append(partial(self._notify, one, door, stream))
-            elif one.sender.may_send(stream):
-                things.append(partial(self._send_some, one, door, stream))
-        if one.closes and self.chance.random() < 0.02:
-            things.append(partial(self._close, one, door))
+        for name in connector.streams:
+            stream = connector.sender.stream(name)
+            if stream.phase is Phase.IDLE and stream.acked < connector.messages - 1:
+                if connector.rests <= self.steps:
+                    things.append(partial(self._notify, connector, listener, stream))
+            elif connector.sender.may_send(stream):
+                things.append(partial(self._send_some, connector, listener, stream))
+        if connector.closes and self.chance.random() < 0.02:
+            things.append(partial(self._close, connector, listener))
         return things
 
-    def _some_door(self, there: Mapping[Worker, _Door]) -> _Door:
+    def _some_listener(self, there: Mapping[Worker, _Listener]) -> _Listener:
         last = self.chance.random() < LAST
         return there[max(there) if last else self.chance.choice(sorted(there))]
 
-    def _connect(self, one: SimulatedConnector, door: _Door) -> None:
-        if door.receiving.callers is None:
+    def _connect(self, connector: SimulatedConnector, listener: _Listener) -> None:
+        if listener.receiving.callers is None:
             return
-        one.worker, one.session = door.process.worker, self.job.sessions()
-        one.inbox.clear()
-        one.sender.opened(200)
-        door.sessions[one.session] = one
-        door.receiving.table.opened(one.session)
+        connector.worker, connector.session = listener.process.worker, self.job.sessions()
+        connector.inbox.clear()
+        connector.sender.opened(200)
+        listener.sessions[connector.session] = connector
+        listener.receiving.table.opened(connector.session)
 
-    def _lose(self, one: SimulatedConnector) -> None:
-        one.worker = None
-        one.sender.lost()
+    def _lose(self, connector: SimulatedConnector) -> None:
+        connector.worker = None
+        connector.sender.lost()
 
-    def _close(self, one: SimulatedConnector, door: _Door) -> None:
-        one.closes -= 1
-        if door.is_saving:
+    def _close(self, connector: SimulatedConnector, listener: _Listener) -> None:
+        connector.closes -= 1
+        if listener.is_saving:
             self.job.meanwhile["closed"] += 1
-        self._rest(one)
-        self._leave(one, door)
+        self._rest(connector)
+        self._leave(connector, listener)
 
-    def _leave(self, one: SimulatedConnector, door: _Door) -> None:
-        self._lose(one)
-        if door.sessions.pop(one.session, None) is not None:
-            door.receiving.closed(one.session)
+    def _leave(self, connector: SimulatedConnector, listener: _Listener) -> None:
+        self._lose(connector)
+        if listener.sessions.pop(connector.session, None) is not None:
+            listener.receiving.closed(connector.session)
 
-    def _notify(self, one: SimulatedConnector, door: _Door, stream: Sent) -> None:
-        if one.session in door.sessions:
-            one.sender.asks(stream)
-            self.job.tally["redirected"] += door.receiving.table.draining
-            with door.process.acting():
-                door.receiving.notify(one.session, stream.name)
+    def _notify(self, connector: SimulatedConnector, listener: _Listener, stream: Sent) -> None:
+        if connector.session in listener.sessions:
+            connector.sender.asks(stream)
+            self.job.tally["redirected"] += listener.receiving.table.draining
+            with listener.process.acting():
+                listener.receiving.notify(connector.session, stream.name)
 
-    def _send_some(self, one: SimulatedConnector, door: _Door, stream: Sent) -> None:
-        if one.session not in door.sessions:
+    def _send_some(self, connector: SimulatedConnector, listener: _Listener, stream: Sent) -> None:
+        if connector.session not in listener.sessions:
             return
-        if stream.at == one.messages - 1:
-            door.receiving.offer(one.session, stream.name, stream.at, 0)
-            one.sender.ended(stream)
+        if stream.at == connector.messages - 1:
+            listener.receiving.offer(connector.session, stream.name, stream.at, 0)
+            connector.sender.ended(stream)
             return
-        end = min(one.messages, stream.at + 1 + self.chance.randint(1, 3))
+        end = min(connector.messages, stream.at + 1 + self.chance.randint(1, 3))
         ids = list(range(stream.at + 1, end))
         blob = pack(ids, [b"%d" % id_ for id_ in ids], [int(TIMES[id_]) for id_ in ids])
-        one.sender.sent(stream, ids[-1], len(blob))
-        door.receiving.offer(one.session, stream.name, blob, len(blob))
+        connector.sender.sent(stream, ids[-1], len(blob))
+        listener.receiving.offer(connector.session, stream.name, blob, len(blob))
 
-    def _deliver(self, one: SimulatedConnector) -> None:
-        session, what = one.inbox.popleft()
-        if session != one.session or one.worker is None:
+    def _deliver(self, connector: SimulatedConnector) -> None:
+        session, what = connector.inbox.popleft()
+        if session != connector.session or connector.worker is None:
             return
         match what:
             case int():
-                one.sender.granted_credits(what)
+                connector.sender.granted_credits(what)
             case Restart():
-                self._rest(one)
-                self._lose(one)
+                self._rest(connector)
+                self._lose(connector)
             case Acknowledge(_, points):
                 for name, por in points:
-                    one.sender.acknowledged(one.sender.stream(name), por)
+                    connector.sender.acknowledged(connector.sender.stream(name), por)
             case Answer(_, name, reason, por):
-                stream = one.sender.stream(name)
+                stream = connector.sender.stream(name)
                 if reason is Reason.OK:
-                    one.sender.granted(stream, por)
+                    connector.sender.granted(stream, por)
                 elif reason is Reason.REDIRECT:
-                    self._redirected(one)
+                    self._redirected(connector)
                 else:
-                    self._rest(one)
-                    one.sender.refused(stream)
+                    self._rest(connector)
+                    connector.sender.refused(stream)
 
-    def _rest(self, one: SimulatedConnector) -> None:
-        one.rests = self.steps + self.job.calm
+    def _rest(self, connector: SimulatedConnector) -> None:
+        connector.rests = self.steps + self.job.calm
 
-    def _redirected(self, one: SimulatedConnector) -> None:
-        self._rest(one)
-        for process, door in list(self.doors.items()):
-            if process.worker == one.worker:
-                self._leave(one, door)
+    def _redirected(self, connector: SimulatedConnector) -> None:
+        self._rest(connector)
+        for process, listener in list(self.listeners.items()):
+            if process.worker == connector.worker:
+                self._leave(connector, listener)
                 return
-        self._lose(one)
+        self._lose(connector)
 
 
-class FedJob:
+class IngestJob:
     """A job, its disk, its sink and its connectors; deeds are done to it one after the other."""
 
     def __init__(
@@ -419,7 +421,7 @@ class FedJob:
         closes: int = 2,
         full: float = FULL,
         every: float | None = None,
-        long: int = LONG,
+        long: int = MAX_STEPS,
     ) -> None:
         self.chance = random.Random(seed)
         self.deeds = deque(deeds)
@@ -435,8 +437,8 @@ class FedJob:
         self.names = [f"s{number}" for number in range(connectors)]
         numbers = itertools.count(1)
         self.sessions = partial(next, numbers)
-        # Each has a stream of its own. Rivals have all of theirs in common: they race for each, and one goes on
-        # where the other stopped. That they ask for snapshots all the time is why not all are.
+        # Each connector has a stream of its own. Rivals share all streams: they race for each, and one continues
+        # where the other stopped. Rivals ask for snapshots all the time, so not all connectors are rivals.
         self.connectors = [
             SimulatedConnector(
                 number,
@@ -447,35 +449,41 @@ class FedJob:
             for number in range(connectors)
         ]
         self.full, self.every, self.long = full, every, long
-        self.calm = self.chance.choice(CALM)  # how many steps connectors rest that were sent away
+        self.calm = self.chance.choice(
+            REST_STEPS
+        )  # for how many steps connectors rest that were sent away
         self.violation: Violation | None = None
         self.tally: Counter[str] = Counter()
-        self.meanwhile: Counter[str] = Counter()  # since the snapshot under way began at a worker
-        self.positions: Mapping[str, int] = {}  # of the snapshot committed last
-        self.saved: dict[str, tuple[int, list[ConnectorMessage]]] = {}  # what is in it, by token
+        self.meanwhile: Counter[str] = (
+            Counter()
+        )  # counts since the current snapshot began at a worker
+        self.positions: Mapping[str, int] = {}  # positions of the last committed snapshot
+        self.saved: dict[str, tuple[int, list[ConnectorMessage]]] = {}  # its content, by token
 
     def run(self) -> None:
-        """From the first message to the last."""
+        """Run from the first message to the last."""
         while not self._one_run():
             pass
-        trouble = self._trouble(self.shelf.items(), whole=True)
-        if trouble:
-            raise Violation("output", trouble)
+        error_text = self._difference(self.shelf.items(), whole=True)
+        if error_text:
+            raise Violation("output", error_text)
 
     def _one_run(self) -> bool:
         chosen = Snapshots("", every=self.every or self.chance.choice((2.0, 5.0)))
         keeper = _Keeper(self.plan, chosen, "fed", disk=self.disk)
         keeper.job = self
         self.meanwhile.clear()
-        world = FedWorld(self, keeper)
+        world = IngestWorld(self, keeper)
         world.connectors = self.connectors
         pause = self.chance.randint(50, 250)
         for step in range(self.long):
             world.happen()
             if self.violation is not None:
                 raise self.violation
-            if step % 5 == 0:  # time passes, so snapshots are taken
-                world.life_now += 20_000 if any(one.sends for one in self.connectors) else 100_000
+            if step % 5 == 0:  # time passes, so that snapshots are taken
+                world.life_now += (
+                    20_000 if any(connector.sends for connector in self.connectors) else 100_000
+                )
                 world.do(world.life.tick(world.life_now))
             if world.life.state in ("failed", "finished"):
                 raise Violation("ended", f"the flow is {world.life.state}: {world.life.cause}")
@@ -484,24 +492,24 @@ class FedJob:
                 if self._do(world, self.deeds.popleft()):
                     self._close(world, keeper)
                     return False
-            if not self.deeds and all(one.done for one in self.connectors):
+            if not self.deeds and all(connector.done for connector in self.connectors):
                 self._finish(world)
                 self._close(world, keeper)
                 return True
         raise Violation("stuck", f"not all was acknowledged within {self.long} steps")
 
-    def _is_time(self, world: FedWorld) -> bool:
-        """Whether the next deed may be done: some wait until the one before is through."""
+    def _is_time(self, world: IngestWorld) -> bool:
+        """Return whether the next deed may be done: some wait until the deed before is finished."""
         coordinator = world.life.coordinator
         if coordinator is None:
             return False
         through = coordinator.phase == "idle" and world.life.wanted is None
         return through or self.chance.random() < 0.001
 
-    def _do(self, world: FedWorld, deed: str) -> bool:
-        """One of the deeds; whether the controller is gone."""
-        # If connectors always came back at once, snapshots would be asked for, and no worker leave with its streams.
-        self.calm = self.chance.choice(CALM)
+    def _do(self, world: IngestWorld, deed: str) -> bool:
+        """Do one of the deeds; return whether the controller is gone."""
+        # If connectors always came back at once, they would request snapshots: no worker would leave with streams.
+        self.calm = self.chance.choice(REST_STEPS)
         what, _, much = deed.partition(" ")
         if what == "controller":
             return True
@@ -519,11 +527,11 @@ class FedJob:
         self.workers = max(1, size)
         return False
 
-    def _finish(self, world: FedWorld) -> None:
-        """All is acknowledged: what is committed is shown."""
+    def _finish(self, world: IngestWorld) -> None:
+        """Check the end: all is acknowledged, and all committed output is shown."""
         self.full = 0
         world.do(world.life.stop(world.life_now))
-        for _ in range(LONG):
+        for _ in range(MAX_STEPS):
             if self.violation is not None:
                 raise self.violation
             if world.life.gone:
@@ -531,21 +539,21 @@ class FedJob:
             world.happen()
         raise Violation("stuck", "the flow does not stop")
 
-    def _close(self, world: FedWorld, keeper: Storekeeper) -> None:
+    def _close(self, world: IngestWorld, keeper: Storekeeper) -> None:
         world.connectors = ()
-        for one in self.connectors:
-            one.worker, one.rests = None, 0
-            one.sender.lost()
+        for connector in self.connectors:
+            connector.worker, connector.rests = None, 0
+            connector.sender.lost()
         keeper.close()
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     def wrong(self, kind: str, text: str) -> None:
-        """Something is; a worker would take it for a failure of its own if it were raised there."""
+        """Record a violation; raised in a worker, it would count as a failure of the worker."""
         self.violation = self.violation or Violation(kind, text)
 
     def committed(self, manifest: Manifest) -> None:
-        """A snapshot is committed: what is in it."""
+        """Check a committed snapshot."""
         self.tally["committed"] += 1
         self.tally["ended, then committed"] += self.meanwhile["ended"]
         self.meanwhile.clear()
@@ -554,14 +562,14 @@ class FedJob:
         self.saved |= {part.token: pieces[part.token] for part in manifest.sinks}
         rows = in_order(self.saved.values())
         held = Counter(row.stream for row in rows)
-        said = Counter({name: por + 1 for name, por in self.positions.items()})
-        trouble = self._trouble(rows, whole=False)
-        if trouble or held != said:
-            what = trouble or f"it says {dict(said)} messages, and holds {dict(held)}"
+        recorded = Counter({name: por + 1 for name, por in self.positions.items()})
+        error_text = self._difference(rows, whole=False)
+        if error_text or held != recorded:
+            what = error_text or f"it says {dict(recorded)} messages, and holds {dict(held)}"
             self.wrong("not a prefix", f"snapshot {manifest.snapshot}: {what}")
 
     def judged(self, judge: Callable[[RowBatch, int], int], batch: RowBatch, reached: int) -> int:
-        """Look at which messages a worker takes for late."""
+        """Check which messages a worker counts as late."""
         after = judge(batch, reached)
         bounds = [MIN] * len(batch) if batch.late is None else batch.late.tolist()
         for message, bound in zip(batch.values, bounds, strict=True):
@@ -572,19 +580,19 @@ class FedJob:
         return after
 
     def given_up(self) -> None:
-        """A snapshot will not be committed."""
+        """Handle a snapshot that will not be committed."""
         self.tally["given up"] += 1
         self.tally["ended, then given up"] += self.meanwhile["ended"]
         self.tally["closed, then given up"] += self.meanwhile["closed"]
         self.meanwhile.clear()
 
     def acknowledged(self, points: Iterable[tuple[str, int]]) -> None:
-        """A connector is told that messages are safe."""
+        """Check messages that a connector is told to be safe."""
         for name, por in points:
             if por > self.positions.get(name, NONE):
                 self.wrong("untrue", f"{name} is acknowledged up to {por}: {self.positions}")
 
-    def _trouble(self, rows: Iterable[ConnectorMessage], *, whole: bool) -> str:
+    def _difference(self, rows: Iterable[ConnectorMessage], *, whole: bool) -> str:
         wanted = {name: [b"%d" % number for number in range(self.messages)] for name in self.names}
         return check_streams([(row.stream, row.payload) for row in rows], wanted, whole=whole)
 
@@ -592,9 +600,9 @@ class FedJob:
 def simulate(
     seed: int, deeds: Sequence[str], rules: Rules | None = None, **more: Any
 ) -> Counter[str]:
-    """One job: how often what came about; raises `Violation` if it is not as it should be."""
+    """Simulate one job; return the counts of events. Raises `Violation`."""
     rules = rules or Rules()
-    job = FedJob(seed, deeds, **more)
+    job = IngestJob(seed, deeds, **more)
     with patched([(receiving, "Table", rules.table), (feeds, "Registry", rules.registry)]):
         job.run()
     return job.tally

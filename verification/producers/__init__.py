@@ -1,1 +1,1 @@
-"""The proof of producers and transactions."""
+"""Prove the rules of producers and transactions."""

@@ -1,26 +1,26 @@
-"""Producers of a stream, explored: flows that stage and commit, their successors, and a broker that fails at any point.
+"""Explore producers of a stream: flows that stage and commit, their successors, and a broker that fails at any point.
 
-The machine is that of production (`broker.protocol.producers.registry`); the driver around it is written down here as
-its duties say. There are three places that survive: the notes, the staging log and the stream itself. What is given to
-one of them is safe later, and a crash (or another master) keeps it or loses it, each place for itself.
+The state machine is that of production (`broker.protocol.producers.registry`); this module models the driver around it,
+by its duties. Three stores survive a crash: the notes, the staging log and the stream itself. What is written to a
+store becomes safe later; a crash (or a new master) keeps or loses what is not safe yet, in each store independently.
 
 A *process* is one epoch of a flow. It begins with the tokens of the snapshot it is loaded from, commits these, and then
 takes snapshots of its own: it stages messages, and when they are safe and the snapshot is complete, it commits them. It
 may drop what it has staged instead. Processes may also be the transactions of one client, which share an epoch. A
-process that has a successor goes on until it hears of that; only its snapshots come to nothing. Any answer may be lost:
-then it asks again.
+process that has a successor goes on until it hears of that; only its snapshots never become complete. Any answer may be
+lost: then the process asks again.
 
 Proven of every state that can be reached:
 
 1. A message is in the stream at most once, ever, also after it was trimmed there.
 2. When a process hears that a token is committed, its messages are in the stream, or were.
-3. Nothing is in the stream but what belongs to a complete snapshot, and was not dropped.
-4. A commit is in the stream wholly, and the messages of a process in their order.
+3. Every message in the stream belongs to a complete snapshot, and was not dropped.
+4. A commit is in the stream wholly, and the messages of a process are in their order.
 5. A token is lost (`LostOutputError`) only if a later process has begun without it, or the producer was forgotten.
 6. No sequence is given twice, also if the producer is forgotten and begins anew.
-7. What was dropped by its sequence, and answered so, is never staged again.
-8. What is staged and is copied to the end of the staging log holds nothing back there.
-9. When nothing is left to happen, all that the last process has completed is in the stream.
+7. Messages that were dropped by their sequence are never staged again once the drop was answered.
+8. Staged messages that were copied to the end of the staging log hold nothing back there.
+9. When no event is left, all that the last process has completed is in the stream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NAME: Final = "flow"
 
 
 class Token(NamedTuple):
-    """What a snapshot keeps of what was staged for it."""
+    """What a snapshot keeps about one staged sequence."""
 
     sequence: int
     values: tuple[str, ...]
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
     sequence: int
     value: str
     anew: bool = False
-    """A copy of all that was staged before for the sequence begins with it."""
+    """Whether the piece begins a copy of all that was staged before for the sequence."""
 
 
 class Message(NamedTuple):
@@ -69,20 +69,20 @@ class Message(NamedTuple):
 
     value: str
     number: int = 0
-    """The producer, if a commit of it ends here."""
+    """The producer, if its commit ends here."""
     commit: int = 0
 
 
 @dataclass(frozen=True)
 class Case:
-    """What may happen."""
+    """What may happen in an exploration."""
 
     loads: tuple[int, ...] = (0, 0)
     """For each process: which snapshot it is loaded from, counted back from the latest one."""
     rounds: tuple[int, ...] = (1, 1)
     """For each process: how many snapshots it takes."""
     pieces: int = 1
-    """Messages it stages for each, one by one."""
+    """Messages that it stages for each snapshot, one by one."""
     crashes: int = 1
     unheard: int = 0
     """Answers that are lost."""
@@ -90,7 +90,7 @@ class Case:
     forgets: int = 0
     """How often the producer is forgotten."""
     drops: int = 0
-    """How often a process drops what it has staged, in place of completing its snapshot."""
+    """How often a process drops what it has staged, instead of completing its snapshot."""
     moves: int = 0
     """How often what is staged is copied to the end of the staging log."""
     transactions: bool = False
@@ -99,13 +99,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Habits:
-    """What a driver does; mutants do it wrong."""
+    """What the driver does; mutants change one of these."""
 
     producers: type[Producers] = Producers
     notes_first: bool = True
     """The unit of a commit is appended when its intent is safe."""
     looks: str = "both"
-    """What a note with an intent means: by what is in the stream ("both"), or always that it is "done" or "open"."""
+    """How to settle an intent: look for its unit in the stream ("both"), or always take it as "done" or "open"."""
     trims_late: bool = True
     """Nothing is trimmed while a note has an intent."""
     waits: bool = True
@@ -128,7 +128,7 @@ class Process:
     def __init__(self, at: int, epoch: int) -> None:
         self.at, self.epoch = at, epoch
         self.step = "new"
-        self.tokens: list[Token] = []  # not known to be committed
+        self.tokens: list[Token] = []  # those not known to be committed
         self.number = 0
         self.round = 0
         self.sequence = 0
@@ -137,7 +137,7 @@ class Process:
 
 
 class Broker(Plain):
-    """A broker with one stream that one producer writes to, its three places, and how it fails."""
+    """A broker with one stream that one producer writes to, its three stores, and its failures."""
 
     __slots__ = (
         "commit", "gone", "habits", "left", "lines", "moving", "notes", "producers", "staging", "stream",
@@ -151,42 +151,42 @@ class Broker(Plain):
         self.notes: dict[str, Any] = {}
         self.stream_note: dict[str, int] = {}
         self.staging: list[Piece] = []
-        self.gone = 0  # messages that were purged there
+        self.gone = 0  # messages that were purged from the staging log
         self.stream: list[Message] = []
-        self.trimmed = 0  # messages of the stream that are gone
-        # what is given to the disks, and not safe yet
+        self.trimmed = 0  # messages that were trimmed from the stream
+        # Writes that are not safe yet, by store:
         self.lines: dict[str, list[Any]] = {"notes": [], "staging": [], "stream": []}
-        # what a crash forgets
+        # State that a crash loses:
         self.producers: Producers | None = None
-        self.commit = ""  # how far the commit under way is
+        self.commit = ""  # the step of the commit under way
         self.moving: tuple[int, int, int] | None = None  # a copy: producer, sequence, offset
 
     def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
-        """Nobody sends anything."""
+        """Do nothing: nodes of this model send no messages."""
         raise AssertionError
 
     def events(self) -> Sequence[str]:
-        """What could happen now."""
-        found = [f"{what} safe" for what, line in self.lines.items() if line]
+        """Return the events that could happen now."""
+        events = [f"{what} safe" for what, line in self.lines.items() if line]
         if self.commit == "noted" and self._may_append():
-            found.append("append")
+            events.append("append")
         if self.left["crash"] and self.producers is not None:
             kept = [what for what, line in self.lines.items() if line]
             for mask in range(1 << len(kept)):
-                some = [what for n, what in enumerate(kept) if mask >> n & 1]
-                found.append("crash " + " ".join(some))
+                subset = [what for n, what in enumerate(kept) if mask >> n & 1]
+                events.append("crash " + " ".join(subset))
         if self.left["trim"] and self.stream and self._may_trim():
-            found.append("trim")
+            events.append("trim")
         if self.left["forget"] and self._may_forget():
-            found.append("forget")
+            events.append("forget")
         if self.left["move"] and self.moving is None and not self.commit and self._oldest():
-            found.append("move")
+            events.append("move")
         if self.left["purge"] and not self.lines["notes"] and self._needed_from() > self.gone:
-            found.append("purge")
-        return [*found, *self._asked()]
+            events.append("purge")
+        return [*events, *self._asked()]
 
     def step(self, event: str) -> list[tuple[int, Any]]:
-        """Let it happen."""
+        """Let `event` happen, and check what follows from it."""
         what, _, how = event.partition(" ")
         try:
             if what.isdigit():
@@ -214,18 +214,18 @@ class Broker(Plain):
         return []
 
     def _asked(self) -> list[str]:
-        """What those who write may do now: their number, and what."""
+        """Return the calls that writers may make now, each as the writer's number and the call."""
         raise NotImplementedError
 
     def _ask(self, who: int, what: str) -> None:
-        """One of them does it."""
+        """Let writer `who` make a call."""
         raise NotImplementedError
 
     def _noted(self, name: str, note: Any, keep: tuple[int, ...] | None) -> None:
-        """A note is safe; `keep`: that with which an epoch begins."""
+        """Hear that a note is safe; `keep`: the sequences to keep if an epoch begins with it."""
 
     def _show(self, values: list[str]) -> None:
-        """Messages are safe in the stream."""
+        """Hear that messages are safe in the stream."""
         raise NotImplementedError
 
     @property
@@ -234,8 +234,8 @@ class Broker(Plain):
 
     def _note(self, producer: Producer, keep: tuple[int, ...] | None = None) -> None:
         assert self.producers is not None
-        told = self.producers.stream_note()
-        self.lines["notes"].append((producer.name, producer.note(), keep, told))
+        stream_note = self.producers.stream_note()
+        self.lines["notes"].append((producer.name, producer.note(), keep, stream_note))
 
     def _may_forget(self) -> bool:
         producer = None if self.producers is None else self.producers.by_name.get(NAME)
@@ -243,7 +243,7 @@ class Broker(Plain):
         return producer is not None and producer.intent is None and idle
 
     def _forget(self) -> None:
-        """Forget the producer, in the turn of its commits."""
+        """Forget the producer, while no commit of it is under way."""
         self.left["forget"] -= 1
         assert self.producers is not None
         self.producers.forget(NAME)
@@ -254,29 +254,31 @@ class Broker(Plain):
         return self.gone + len(self.staging) + len(self.lines["staging"])
 
     def _needed_from(self) -> int:
-        """The offset in the staging log from which on something is needed, of what is safe there."""
+        """Return the first offset of the staging log that is needed, among those that are safe."""
         if self.producers is None:
             return self.gone
         return self.producers.staged_from(self.gone + len(self.staging))
 
     def _oldest(self) -> tuple[int, int] | None:
-        """The producer and sequence of what is staged first."""
+        """Return the producer and sequence of what is staged first, or None."""
         producer = None if self.producers is None else self.producers.by_name.get(NAME)
         if producer is None or not producer.staged:
             return None
-        first = min(producer.staged, key=lambda one: (producer.staged[one].first, one))
+        first = min(
+            producer.staged, key=lambda sequence: (producer.staged[sequence].first, sequence)
+        )
         return producer.number, first
 
     def _pieces(self, number: int, sequence: int, pieces: Sequence[Piece]) -> list[Piece]:
-        """What of these is staged for a sequence: a copy takes the place of what was there before."""
-        found: list[Piece] = []
+        """Return the pieces that are staged for a sequence: a copy replaces all pieces before it."""
+        staged: list[Piece] = []
         for piece in pieces:
             if (piece.number, piece.sequence) == (number, sequence):
-                found = [piece] if piece.anew else [*found, piece]
-        return found
+                staged = [piece] if piece.anew else [*staged, piece]
+        return staged
 
     def _move(self) -> None:
-        """Copy what is staged first to the end of the staging log, behind all that is on its way there."""
+        """Copy what is staged first to the end of the staging log, after all pieces on their way there."""
         self.left["move"] -= 1
         oldest = self._oldest()
         assert oldest is not None
@@ -308,7 +310,7 @@ class Broker(Plain):
         number, sequences = producer.intent.number, producer.intent.sequences
         if not producer.staged.keys() >= set(sequences):
             raise Violation("dropped", f"{sequences} are dropped while they are committed")
-        named = [self._pieces(producer.number, one, self.staging) for one in sequences]
+        named = [self._pieces(producer.number, sequence, self.staging) for sequence in sequences]
         values = [piece.value for pieces in named for piece in pieces]
         unit = [Message(value) for value in values]
         unit[-1] = Message(values[-1], producer.number, number)
@@ -363,12 +365,12 @@ class Broker(Plain):
         self.producers, self.commit, self.moving = None, "", None
 
     def _keep(self, what: str) -> None:
-        producers, self.producers = self.producers, None  # it hears nothing any more
+        producers, self.producers = self.producers, None  # the state machine hears nothing any more
         self._safe(what)
         self.producers = producers
 
     def _loaded(self) -> Producers:
-        """The machine, after a restart or failover from what is safe."""
+        """Return the state machine, after loading it from what is safe if the broker has restarted."""
         if self.producers is not None:
             return self.producers
         producers = self.producers = self.habits.producers.load(self.notes, self.stream_note)
@@ -406,31 +408,31 @@ class World(Broker):
         self.case = case
         epochs = [1 if case.transactions else n + 1 for n in range(len(case.loads))]
         self.processes = [Process(at, epoch) for at, epoch in enumerate(epochs)]
-        # for the proof
+        # For the proof:
         self.complete: list[tuple[Token, ...]] = []
         self.dropped: set[int] = set()
-        self.given_up: set[int] = set()  # what may be said to be lost, and need not be
-        self.renounced: set[int] = set()  # what was dropped by its sequence, and answered
+        self.given_up: set[int] = set()  # sequences that may be lost, as the producer was forgotten
+        self.renounced: set[int] = set()  # sequences whose drop was answered
         self.committed: set[int] = set()
         self.seen: list[str] = []
 
     def _asked(self) -> list[str]:
-        found = []
+        calls = []
         for at, process in enumerate(self.processes):
             if process.step in ("over", "fenced"):
                 continue
             if process.step == "new":
                 if at == 0 or self.processes[at - 1].step != "new":
-                    found.append(f"{at} start")
+                    calls.append(f"{at} start")
                 continue
             if self.lines["notes"] and process.step in ("begin", "open", "commit", "drop", "late"):
-                continue  # it stands behind what is being written
-            found.append(f"{at} {process.step}")
+                continue  # the call waits for the note that is being written
+            calls.append(f"{at} {process.step}")
             if process.step == "complete" and self.left["drop"]:
-                found.append(f"{at} drop")
+                calls.append(f"{at} drop")
             if self.left["unheard"] and process.step in ("begin", "open", "stage", "commit"):
-                found.append(f"{at} {process.step} unheard")
-        return found
+                calls.append(f"{at} {process.step} unheard")
+        return calls
 
     def _ask(self, who: int, what: str) -> None:
         process = self.processes[who]
@@ -466,7 +468,7 @@ class World(Broker):
 
     def _is_last(self, process: Process) -> bool:
         return self.case.transactions or all(
-            one.step == "new" for one in self.processes[process.at + 1 :]
+            later.step == "new" for later in self.processes[process.at + 1 :]
         )
 
     def _start(self, process: Process) -> None:
@@ -486,11 +488,11 @@ class World(Broker):
             self._note(producer, None if kept is None else tuple(kept))
         for sequence in producer.staged:
             if sequence not in keep and sequence < producer.since:
-                raise Violation("kept", f"sequence {sequence} is staged, and nobody wants it")
+                raise Violation("kept", f"sequence {sequence} is staged, and was not to be kept")
         if unheard:
             return
         if self.habits.waits_for_note and before_note != producer.note():
-            return  # it asks again, when the note is safe
+            return  # the process asks again, when the note is safe
         process.number = producer.number
         process.step = "commit" if process.tokens else self._next(process)
 
@@ -504,7 +506,7 @@ class World(Broker):
             raise Violation("sequence", f"{sequence} is given twice")
         if has_to_note:
             self._note(producers.by_name[NAME])
-            return  # it asks again: this one is never used
+            return  # the process asks again: this sequence is never used
         if unheard:
             return
         process.round += 1
@@ -530,7 +532,7 @@ class World(Broker):
             process.step = "complete"
 
     def _complete(self, process: Process) -> None:
-        """The snapshot is complete; unless another process has begun, which keeps it from becoming so."""
+        """Complete the snapshot, unless another process has begun, which prevents that."""
         if not self._is_last(process):
             process.step = "commit" if process.tokens else "fenced"
             return
@@ -539,7 +541,7 @@ class World(Broker):
         process.step = "commit"
 
     def _drop(self, process: Process, unheard: bool) -> None:
-        """Drop what was staged, and hear of it when the note is safe."""
+        """Drop what was staged; the process hears of it when the note is safe."""
         if process.step == "complete":
             self.left["drop"] -= 1
             process.step = "drop"
@@ -549,12 +551,12 @@ class World(Broker):
         producers.drop(NAME, process.epoch, [process.sequence], 0)
         if before_note != producers.by_name[NAME].note():
             self._note(producers.by_name[NAME])
-            return  # it asks again, when the note is safe
+            return  # the process asks again, when the note is safe
         self.renounced.add(process.sequence)
         process.step = "late"
 
     def _late(self, process: Process, unheard: bool) -> None:
-        """A piece of what was dropped comes once more."""
+        """Stage a piece of a sequence that was dropped: it must be refused."""
         try:
             self._loaded().staged(
                 process.number, process.epoch, process.sequence, 0, 1, 1, self._staging_end
@@ -583,7 +585,7 @@ class World(Broker):
     def _commit(self, process: Process, unheard: bool) -> None:
         producers = self._loaded()
         if self.lines["staging"]:
-            return  # it is not known whether all that is staged is safe
+            return  # staged messages may not be safe yet
         counts = {token.sequence: len(token.values) for token in process.tokens}
         intent = producers.commit(NAME, process.epoch, counts, self._end, 0)
         if intent is not None:
@@ -599,9 +601,9 @@ class World(Broker):
         process.step = self._next(process) if self._is_last(process) else "fenced"
 
     def _noted(self, name: str, note: Any, keep: tuple[int, ...] | None) -> None:
-        if keep is not None:  # a process begins without what it does not keep
-            known = {token.sequence for tokens in self.complete for token in tokens}
-            below = {one for one in known - self.committed if one < note["since"]}
+        if keep is not None:  # a process begins, and drops what it does not keep
+            complete = {token.sequence for tokens in self.complete for token in tokens}
+            below = {number for number in complete - self.committed if number < note["since"]}
             self.dropped |= below - set(keep)
 
     def _show(self, values: list[str]) -> None:
@@ -625,7 +627,7 @@ class World(Broker):
 
 
 def judge(nodes: Sequence[Any]) -> Violation | None:
-    """What must hold when nothing is left to happen."""
+    """Check what must hold when no event is left."""
     world: World = nodes[0]
     last = world.processes[-1]
     if last.step != "over":
@@ -657,7 +659,7 @@ CASES: Final = (
     Case(loads=(0,), rounds=(2,), pieces=2, crashes=1, drops=1, moves=1),
     Case(loads=(0, 0), rounds=(1, 1), crashes=1, moves=1),
 )
-"""What is explored each time."""
+"""Cases for every run."""
 LARGE: Final = (
     Case(loads=(0, 0), rounds=(2, 1), pieces=2, crashes=2, unheard=1),
     Case(loads=(0, 0), rounds=(2, 2), crashes=2, trims=1),
@@ -666,4 +668,4 @@ LARGE: Final = (
     Case(loads=(0, 0), rounds=(2, 1), crashes=1, unheard=1, forgets=2, transactions=True),
     Case(loads=(0, 0), rounds=(1, 1), pieces=2, crashes=2, drops=1, moves=2),
 )
-"""And if there is more time."""
+"""Further cases for long runs."""

@@ -1,4 +1,4 @@
-"""Mutants of `broker.protocol.producers` and of its driver: one rule changed, which the exploration must find."""
+"""Mutants of `broker.protocol.producers` and its driver: each breaks one rule, and the exploration must find it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MUTANTS: dict[str, tuple[Habits, Case]] = {
     "A commit is answered before its unit is safe": (Habits(waits=False), ALONE),
     "A piece is answered before it is safe": (Habits(stages_first=False), ALONE),
     "An epoch begins before its note is safe": (Habits(waits_for_note=False), SUCCESSOR),
-    "What is staged is moved before its copy is safe": (Habits(moves_safely=False), MOVED),
+    "Staged messages are moved before their copy is safe": (Habits(moves_safely=False), MOVED),
     "The stream does not note which sequences it has given": (
         Habits(notes_stream=False),
         FORGOTTEN,
     ),
 }
-"""By what is changed: what the driver does, and a case that shows it."""
+"""By description: the driver's habits, and a case that shows the mistake."""
 
 
 def mutant(case: Case) -> Callable[[Kind], Kind]:
@@ -49,12 +49,12 @@ def mutant(case: Case) -> Callable[[Kind], Kind]:
 
 
 def hunt(name: str) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: its name, how it was caught (empty: it was not), what it did."""
+    """Explore a mutant; return its name, how it was caught (empty if it was not), and the violation."""
     habits, case = MUTANTS[name]
-    found = explore(case, habits)
-    if found.violation is None:
+    exploration = explore(case, habits)
+    if exploration.violation is None:
         return name, "", ""
-    return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    return name, f"explorer, {len(exploration.story)} steps", str(exploration.violation)
 
 
 @mutant(SUCCESSOR)
@@ -69,7 +69,7 @@ class NoFence(Producers):
 
 @mutant(SUCCESSOR)
 class DropsAll(Producers):
-    """A new epoch drops what it was told to keep."""
+    """A new epoch drops the sequences that it was to keep."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class DropsNothing(Producers):
 
 @mutant(BACK_AND_FORTH)
 class ForgetsDrops(Producers):
-    """What was dropped is staged again after a restart."""
+    """Dropped messages are staged again after a restart."""
 
     __slots__ = ()
 
@@ -116,15 +116,15 @@ class RepeatsSequences(Producers):
     def load(
         cls, notes: Mapping[str, Mapping[str, Any]], stream_note: Mapping[str, Any] | None = None
     ) -> Producers:
-        made = super().load(notes, stream_note)
-        for producer in made.by_name.values():
+        producers = super().load(notes, stream_note)
+        for producer in producers.by_name.values():
             producer.next = 1 + max((end - 1 for _, end in producer.committed), default=0)
-        return made
+        return producers
 
 
 @mutant(ALONE)
 class Uncommitted(Producers):
-    """What was committed is not remembered."""
+    """Committed sequences are not remembered."""
 
     __slots__ = ()
 
@@ -137,7 +137,7 @@ class Uncommitted(Producers):
 
 @mutant(ALONE)
 class ForgetsCommits(Producers):
-    """What was committed is not in the note."""
+    """Committed sequences are not in the note."""
 
     __slots__ = ()
 
@@ -152,7 +152,7 @@ class ForgetsCommits(Producers):
 
 @mutant(PIECES)
 class TakesTwice(Producers):
-    """A piece that is sent again is taken again."""
+    """A piece that is sent again is accepted again."""
 
     __slots__ = ()
 
@@ -168,14 +168,14 @@ class TakesTwice(Producers):
         now: int = 0,
     ) -> bool:
         producer = self.numbered(number)
-        found = None if producer is None else producer.staged.get(sequence)
-        at = 0 if found is None else found.count
+        staged = None if producer is None else producer.staged.get(sequence)
+        at = 0 if staged is None else staged.count
         return super().staged(number, epoch, sequence, at, count, size, offset, now)
 
 
 @mutant(PIECES)
 class TakesGaps(Producers):
-    """A piece is taken that does not follow the one before it."""
+    """A piece is accepted that does not follow the piece before it."""
 
     __slots__ = ()
 
@@ -189,8 +189,10 @@ class TakesGaps(Producers):
         labels: range | None = None,
     ) -> Intent | None:
         producer = self.by_name[name]
-        told = {one: producer.staged[one].count if one in producer.staged else 0 for one in counts}
-        return super().commit(name, epoch, told, end, now, labels)
+        staged = {
+            key: producer.staged[key].count if key in producer.staged else 0 for key in counts
+        }
+        return super().commit(name, epoch, staged, end, now, labels)
 
     def found(
         self,
@@ -209,7 +211,7 @@ class TakesGaps(Producers):
 
 @mutant(BACK_AND_FORTH)
 class LosesInSilence(Producers):
-    """What is lost counts as committed."""
+    """Lost messages count as committed."""
 
     __slots__ = ()
 
@@ -240,7 +242,7 @@ class BeginsMeanwhile(Producers):
 
 @mutant(ALONE)
 class CountsCommitsAnew(Producers):
-    """Commits have the same number again."""
+    """Numbers of commits are used again."""
 
     __slots__ = ()
 
@@ -265,7 +267,7 @@ class BeginsAtOne(Producers):
 
 @mutant(DROPPED)
 class ForgetsFinished(Producers):
-    """What was dropped by its sequence is not in the note."""
+    """Sequences that were dropped by number are not in the note."""
 
     __slots__ = ()
 
@@ -280,7 +282,7 @@ class ForgetsFinished(Producers):
 
 @mutant(DROPPED)
 class TakesDropped(Producers):
-    """A sequence that was dropped takes more."""
+    """A sequence that was dropped accepts more messages."""
 
     __slots__ = ()
 
@@ -303,7 +305,7 @@ class TakesDropped(Producers):
 
 @mutant(MOVED)
 class CountsCopies(Producers):
-    """A copy counts beside what it is a copy of."""
+    """A copy counts in addition to its originals."""
 
     __slots__ = ()
 
@@ -323,7 +325,7 @@ class CountsCopies(Producers):
 
 @mutant(MOVED)
 class HoldsBack(Producers):
-    """What was moved is needed where it was."""
+    """The originals of moved messages count as needed."""
 
     __slots__ = ()
 

@@ -1,27 +1,29 @@
-"""A query that writes to a stream, explored: micro-batches with labels, sessions, tasks that run twice.
+"""Explore a query that writes to a stream: micro-batches with labels, sessions, tasks that run twice.
 
-A query is what Spark's streaming driver is. A *run* of it has a session of its own. It takes the micro-batches that
-its checkpoint does not say are done, one after the other. For each it has tasks; a task may have two attempts, which
-open a sequence each and stage the same rows. When every task has one that is done, the run commits these, with the
-number of the micro-batch as the label. Then it writes into the checkpoint that the micro-batch is done. The other
-attempt goes on, also much later. One without rows is passed over, or left to the range of labels of the next commit.
+A query models Spark's streaming driver. A *run* of the query has a session of its own. It takes the micro-batches that
+its checkpoint does not list as done, one after the other. Each micro-batch has tasks; a task may have two attempts,
+which open a sequence each and stage the same rows. When every task has a finished attempt, the run commits these
+attempts, with the number of the micro-batch as the label. Then it writes into the checkpoint that the micro-batch is
+done. The other attempt goes on, also much later. A micro-batch without rows is passed over, or left to the range of
+labels of the next commit.
 
-A run may have a successor at any time, with the next session, which begins by the checkpoint, or by an older copy of
-it: so it repeats micro-batches that were committed, with other sequences, and perhaps with rows where there were none.
-The old run goes on until it hears of that; one that died is one that does nothing until the end. The broker is that of
-`producer_model`, and fails in the same ways. Any answer may be lost.
+A run may have a successor at any time, with the next session. The successor begins with the checkpoint, or with an
+older copy of it: so it repeats micro-batches that were committed, with other sequences, and perhaps with rows where
+there were none. The old run goes on until it hears of that; a run that died is a run that does nothing until the end.
+The broker is that of `producers.model`, and fails in the same ways. Any answer may be lost.
 
 Proven of every state that can be reached:
 
 1. The rows of a label are in the stream at most once, ever, also after they were trimmed there; and all of them, as
    one commit, in the order of the tasks, from the attempts that were committed, and from no others.
-2. Who hears that a label is done finds it in the stream, or it was trimmed, or counts as done with nothing.
-3. What counts as done with nothing never has rows later. Labels are in the stream in their order.
-4. A run that has a successor commits nothing once that has begun; the last one is never refused, and loses nothing.
+2. When a run or attempt hears that a label is done, the label's rows are in the stream, or were trimmed, or the label
+   counts as done without rows.
+3. A label that counts as done without rows never has rows later. Labels are in the stream in their order.
+4. A run commits nothing once its successor has begun; the last run is never refused, and loses nothing.
 5. No sequence is given twice.
-6. What was staged for a label is dropped when that is committed, but for what the broker has forgotten about it in a
-   crash, and that is dropped by the next session, or by its age.
-7. When nothing is left to happen, all micro-batches of the last run are done.
+6. What was staged for a label is dropped when the label is committed, except sequences whose label the broker forgot
+   in a crash: the next session drops them, or their age does.
+7. When no event is left, all micro-batches of the last run are done.
 """
 
 from __future__ import annotations
@@ -46,33 +48,33 @@ from verification.producers.model import NAME, Broker, Habits, Piece
 from verification.rescale.model import Violation
 
 LATE: Final = 1_000
-"""When all that is staged has become too old."""
+"""A time (µs) at which all that is staged is too old."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What may happen."""
+    """What may happen in an exploration."""
 
     runs: tuple[tuple[int, ...], ...] = ((1,), (1,))
-    """For each run: of each micro-batch, how many rows each task has."""
+    """For each run and micro-batch: how many rows each task has."""
     back: tuple[int, ...] = (0, 0)
     """For each run: how many micro-batches its copy of the checkpoint is behind."""
     tasks: int = 1
     attempts: tuple[int, ...] = (1, 1)
-    """For each run: those of the first task. Other tasks have one."""
+    """For each run: the attempts of the first task. Other tasks have one attempt."""
     skips: bool = False
     """A micro-batch without rows is not passed over, but belongs to the labels of the next commit."""
     joins: bool = False
-    """Each attempt begins with the session of its run, as processes do that know nothing but that."""
+    """Each attempt begins with the session of its run, as processes do that know only the session."""
     plain: bool = False
-    """Sequences are opened without saying for which label."""
+    """Sequences are opened without a label."""
     crashes: int = 1
     unheard: int = 0
     trims: int = 0
 
 
 class Asked(NamedTuple):
-    """What a run commits: rows in their order, and the first label that counts as committed with it."""
+    """What a run commits: rows in their order, and the first label to count as committed with them."""
 
     values: tuple[str, ...]
     since: int
@@ -100,7 +102,7 @@ class Run:
         self.label = self.since = 0
         self.attempts: list[Attempt] = []
         self.named: dict[int, int] = {}
-        """The sequences it commits, each with its count."""
+        """The sequences to commit, each with its number of messages."""
 
 
 class World(Broker):
@@ -116,45 +118,45 @@ class World(Broker):
         super().__init__(habits, left)
         self.case = case
         self.runs = [Run(f"run-{n}") for n in range(len(case.runs))]
-        self.checkpoint = 0  # the first micro-batch that it does not say is done
-        self.turn = False  # somebody's note of beginning or passing over is being written
-        # for the proof
+        self.checkpoint = 0  # the first micro-batch that is not noted as done
+        self.turn = False  # whether a note of beginning or passing over is being written
+        # For the proof:
         self.asked: dict[int, list[Asked]] = {}
         self.shown: list[int] = []
-        self.empty: set[int] = set()  # labels that somebody has asked to pass over
-        self.passed: set[int] = set()  # those that count as done with nothing
+        self.empty: set[int] = set()  # labels that a run has asked to pass over
+        self.passed: set[int] = set()  # labels that count as done without rows
         self.given: set[int] = set()
-        self.here: dict[int, int] = {}  # what was opened since the last crash, and its label
+        self.here: dict[int, int] = {}  # labels by sequence, of those opened since the last crash
 
     # ------------------------------------------------------------ what may happen
 
     def _asked(self) -> list[str]:
-        found: list[str] = []
+        calls: list[str] = []
         for at, run in enumerate(self.runs):
             if run.step == "new":
                 if at == 0 or self.runs[at - 1].step != "new":
-                    found.append(f"{at} start")
+                    calls.append(f"{at} start")
             elif run.step in ("begin", "pass", "commit"):
                 if not self.turn and (run.step != "begin" or self._follows(at)):
-                    found.append(f"{at} {run.step}")
+                    calls.append(f"{at} {run.step}")
             elif run.step == "check":
-                found.append(f"{at} check")
+                calls.append(f"{at} check")
             for n, attempt in enumerate(run.attempts):
                 if attempt.step == "told" and not self._covers(attempt.sequence):
                     continue
                 if attempt.step == "join" and self.turn:
                     continue
                 if n and run.attempts[n - 1].step in ("join", "open"):
-                    continue  # they are begun one after the other
+                    continue  # attempts begin one after the other
                 if attempt.step not in ("done", "over"):
-                    found.append(f"{at} {attempt.step} {n}")
+                    calls.append(f"{at} {attempt.step} {n}")
         if self.left["unheard"]:
             ask = ("begin", "pass", "commit", "open", "stage")
-            found += [f"{one} unheard" for one in found if one.split()[1] in ask]
-        return found
+            calls += [f"{call} unheard" for call in calls if call.split()[1] in ask]
+        return calls
 
     def _follows(self, at: int) -> bool:
-        """Whether the session before has begun: sessions are in the order in which they begin first."""
+        """Return whether the session before has begun: sessions are ordered by when they first begin."""
         note = self.notes.get(NAME, {"session": "", "past": []})
         return at == 0 or self.runs[at - 1].session in (note["session"], *note["past"])
 
@@ -212,12 +214,12 @@ class World(Broker):
         run.step = "begin"
 
     def _begun(self, run: Run) -> Any:
-        """Begin with the session of a run; None: it asks again when the note is safe."""
+        """Begin with the session of a run; None: the run asks again when the note is safe."""
         producers = self._loaded()
         before = producers.by_name.get(NAME)
-        told = None if before is None else before.note()
+        note_before = None if before is None else before.note()
         producer = producers.begin_session(NAME, run.session, 0, lifetime=LATE // 2)
-        if told != producer.note():
+        if note_before != producer.note():
             self._note(producer)
             self.turn = True
             if self.habits.waits_for_note:
@@ -229,7 +231,7 @@ class World(Broker):
         if unheard or producer is None:
             return
         if producer.staged:
-            raise Violation("kept", f"{producer.staged} is staged, and nobody wants it")
+            raise Violation("kept", f"{producer.staged} is staged, and was to be dropped")
         run.number, run.epoch = producer.number, producer.epoch
         self._take(run)
 
@@ -272,7 +274,7 @@ class World(Broker):
             self._told(run, attempt, False)
 
     def _told(self, run: Run, attempt: Attempt, unheard: bool) -> None:
-        """It hears of its sequence when a note that covers it is safe."""
+        """Tell an attempt its sequence, once a note that covers it is safe."""
         if attempt.sequence in self.given:
             raise Violation("sequence", f"{attempt.sequence} is given twice")
         self.given.add(attempt.sequence)
@@ -314,8 +316,8 @@ class World(Broker):
             winners = [first[task] for task in range(self.case.tasks)]
             run.named = {one.sequence: one.staged for one in winners}
             values = [value for one in winners for value in self._rows(run, one)]
-            asked = Asked(tuple(values), run.since)
-            self.asked.setdefault(run.label, []).append(asked)
+            commit = Asked(tuple(values), run.since)
+            self.asked.setdefault(run.label, []).append(commit)
             run.step = "commit"
 
     # ------------------------------------------------------------ labels
@@ -323,7 +325,7 @@ class World(Broker):
     def _commit(self, run: Run, unheard: bool) -> None:
         producers = self._loaded()
         if self.lines["staging"]:
-            return  # it is not known whether all that is staged is safe
+            return  # staged messages may not be safe yet
         labels = range(run.since, run.label + 1)
         if self.case.skips:
             self.empty |= set(labels[:-1])
@@ -357,14 +359,14 @@ class World(Broker):
             run.step, run.since = "check", run.label + 1
 
     def _check(self, run: Run, unheard: bool) -> None:
-        """It writes into the checkpoint that the micro-batch is done, and takes the next one."""
+        """Write into the checkpoint that the micro-batch is done, and take the next one."""
         self.checkpoint = max(self.checkpoint, run.label + 1)
         run.label += 1
         self._take(run)
 
-    def _hears_done(self, label: int, told: str) -> None:
+    def _hears_done(self, label: int, claim: str) -> None:
         if label not in self.shown and label not in self.passed:
-            raise Violation("silent loss", f"{told}, and it is not")
+            raise Violation("silent loss", f"{claim}, and it is not")
 
     # ------------------------------------------------------------ the broker
 
@@ -376,8 +378,8 @@ class World(Broker):
 
     def _show(self, values: list[str]) -> None:
         label = int(values[0].split(".")[0])
-        asked = [one for one in self.asked.get(label, ()) if one.values == tuple(values)]
-        if not asked:
+        commits = [commit for commit in self.asked.get(label, ()) if commit.values == tuple(values)]
+        if not commits:
             raise Violation("torn", f"{values} is no commit of anybody")
         if label in self.shown:
             raise Violation("twice", f"label {label} is in the stream a second time: {values}")
@@ -387,7 +389,7 @@ class World(Broker):
             raise Violation("order", f"label {label} comes after {self.shown}")
         self.shown.append(label)
         if self.case.skips:
-            self.passed |= set(range(asked[0].since, label)) - set(self.shown)
+            self.passed |= set(range(commits[0].since, label)) - set(self.shown)
 
     def _is_committed(self) -> None:
         assert self.producers is not None
@@ -402,12 +404,12 @@ class World(Broker):
         self.turn, self.here = False, {}
         for run in self.runs:
             for attempt in run.attempts:
-                if attempt.step == "told":  # nobody has told it: it asks again
+                if attempt.step == "told":  # the crash lost the answer: ask again
                     attempt.step = "open"
 
 
 def judge(nodes: Sequence[Any]) -> Violation | None:
-    """What must hold when nothing is left to happen."""
+    """Check what must hold when no event is left."""
     world: World = fork(nodes[0])
     last, batches = world.runs[-1], world.case.runs[-1]
     if last.step != "over":
@@ -429,7 +431,7 @@ def judge(nodes: Sequence[Any]) -> Violation | None:
 def explore(
     case: Case, habits: Habits | None = None, limit: int | None = None, shortest: bool = False
 ) -> Exploration:
-    """Visit every state of a case; `shortest`: those first that are near, as mutants may have no end of states."""
+    """Visit every state of a case; `shortest`: near states first, as mutants may have infinitely many states."""
     return Explorer([World(case, habits or Habits())], judge).run(shortest, limit)
 
 
@@ -444,7 +446,7 @@ CASES: Final = (
     Case(runs=((0, 1), (1, 1)), crashes=1),
     Case(runs=((0, 1), (1, 1)), back=(0, 2), skips=True, crashes=1),
 )
-"""What is explored each time."""
+"""Cases for every run."""
 LARGE: Final = (
     Case(attempts=(2, 1), crashes=1),
     Case(runs=((1, 1),), back=(0,), attempts=(2,), crashes=1),
@@ -453,4 +455,4 @@ LARGE: Final = (
     Case(runs=((0, 1), (1, 1)), joins=True, crashes=1, unheard=1),
     Case(runs=((1,), (1,), (1,)), back=(0, 0, 0), attempts=(1, 1, 1), crashes=1),
 )
-"""And if there is more time."""
+"""Further cases for long runs."""

@@ -1,4 +1,4 @@
-"""Mutants of the labels and sessions of producers: one rule changed, which the exploration of a query must find."""
+"""Mutants of the labels and sessions of producers: each breaks one rule, and exploring a query must find it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MUTANTS: dict[str, tuple[Habits, Case]] = {
         ALONE,
     ),
 }
-"""By what is changed: what the driver does, and a case that shows it."""
+"""By description: the driver's habits, and a case that shows the mistake."""
 
 
 def mutant(case: Case) -> Callable[[Kind], Kind]:
@@ -46,16 +46,16 @@ def mutant(case: Case) -> Callable[[Kind], Kind]:
 
 
 def hunt(name: str) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: its name, how it was caught (empty: it was not), what it did."""
+    """Explore a mutant; return its name, how it was caught (empty if it was not), and the violation."""
     habits, case = MUTANTS[name]
-    found = explore(case, habits, limit=60_000, shortest=True)
-    if found.violation is None:
+    exploration = explore(case, habits, limit=60_000, shortest=True)
+    if exploration.violation is None:
         return name, "", ""
-    return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    return name, f"explorer, {len(exploration.story)} steps", str(exploration.violation)
 
 
 class _Forgetful(Producers):
-    """Something is not in the notes."""
+    """Overrides parts of the notes, as if they had not been written."""
 
     __slots__ = ()
     FORGOTTEN: Mapping[str, Any] = {}
@@ -124,7 +124,7 @@ class LabelsTooEarly(Producers):
 
 @mutant(ALONE)
 class AbandonedLabels(Producers):
-    """The label of a commit that never was counts as committed."""
+    """The label of an abandoned commit counts as committed."""
 
     __slots__ = ()
 
@@ -162,7 +162,7 @@ class BeginsAgain(Producers):
 
 @mutant(SUCCESSOR)
 class KeepsWhatWasStaged(Producers):
-    """A session keeps what was staged before."""
+    """A session keeps messages that were staged before."""
 
     __slots__ = ()
 
@@ -209,7 +209,7 @@ class BeginsMeanwhile(Producers):
 
 @mutant(REPEATED)
 class CommitsAgain(Producers):
-    """What is staged for a label that was committed is committed too."""
+    """Messages staged for a label that was committed are committed, too."""
 
     __slots__ = ()
 
@@ -219,7 +219,7 @@ class CommitsAgain(Producers):
 
 @mutant(REPEATED)
 class KeepsRepeated(Producers):
-    """What is staged once more for a label that was committed is not dropped."""
+    """Messages staged once more for a label that was committed are not dropped."""
 
     __slots__ = ()
 
@@ -229,7 +229,7 @@ class KeepsRepeated(Producers):
 
 @mutant(SPECULATIVE)
 class KeepsLosers(Producers):
-    """What another attempt has staged stays when the label is committed."""
+    """Messages of other attempts stay staged when the label is committed."""
 
     __slots__ = ()
 
@@ -239,7 +239,7 @@ class KeepsLosers(Producers):
 
 @mutant(SPECULATIVE)
 class TakesLosers(Producers):
-    """What another attempt stages is taken when the label is committed."""
+    """Messages of other attempts are accepted after the label is committed."""
 
     __slots__ = ()
 
@@ -250,7 +250,7 @@ class TakesLosers(Producers):
 
 @mutant(SPECULATIVE)
 class CommitsLosers(Producers):
-    """What all attempts have staged for a label is committed."""
+    """Messages of all attempts are committed for a label."""
 
     __slots__ = ()
 
@@ -264,13 +264,15 @@ class CommitsLosers(Producers):
         labels: range | None = None,
     ) -> Intent | None:
         producer = self.by_name[name]
-        every = {one: staged.count for one, staged in producer.staged.items()} | dict(counts)
+        every = {sequence: staged.count for sequence, staged in producer.staged.items()} | dict(
+            counts
+        )
         return super().commit(name, epoch, every, end, now, labels)
 
 
 @mutant(EMPTY)
 class PassesInMemory(Producers):
-    """What was passed over is not in the note."""
+    """Labels that were passed over are not in the note."""
 
     __slots__ = ()
 

@@ -1,1 +1,1 @@
-"""The proof of Raft."""
+"""Models and simulations that check Raft."""

@@ -1,17 +1,17 @@
-"""A few nodes that agree by Raft, explored: every interleaving, with the production machine of `broker.protocol.raft`.
+"""Explore every interleaving of a few Raft nodes, with the production machine of `broker.protocol.raft`.
 
-What may happen in a case is counted for each node: how often it may lose patience and campaign, propose, send
-heartbeats, crash, or hear nothing for a while. Writes take time: a crash before the sync loses what was handed out to
-be written. Links keep their order. There is no clock: whoever may campaign may do so at any moment, so what is found
-to be safe is safe whatever clocks do. What stands on clocks (leases, check-quorum), members that change, snapshots,
-and links that lose and reorder, are the simulation's part (`raft_world`).
+The possible events of a case are counted for each node: how often it may time out and campaign, propose, send
+heartbeats, crash, or lose all messages for a while. Writes take time: a crash before the sync loses data that was
+handed out to be written. Links keep their order. There is no clock: a node that may campaign may do so at any moment,
+so what is found to be safe is safe whatever clocks do. What depends on clocks (leases, check-quorum), members that
+change, snapshots, and links that lose and reorder, are the simulation's part (`world`).
 
-Proven of every state that can be reached, of each two nodes:
+Proven of every reachable state, for each two nodes:
 
-1. one leader in a term, ever;
-2. entries of one index and term are the same, and so are all before them;
-3. who is elected has all that was committed in earlier terms;
-4. what both have committed is the same.
+1. a term never has more than one leader;
+2. entries of one index and term are the same, and so are all entries before them;
+3. an elected node has all entries that were committed in earlier terms;
+4. the entries that both have committed are the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOW: Final = 0.0
 
 @dataclass(frozen=True)
 class Case:
-    """What may happen: a digit for each node, so `timeouts="201"`: a twice, b never, c once."""
+    """The possible events: a digit for each node, so `timeouts="201"`: a twice, b never, c once."""
 
     timeouts: str = "11"
     proposals: str = "00"
@@ -45,15 +45,15 @@ class Case:
     pre_vote: bool = False
 
     def __str__(self) -> str:
-        told = [f"{len(self.timeouts)} nodes", f"timeouts {self.timeouts}"]
+        parts = [f"{len(self.timeouts)} nodes", f"timeouts {self.timeouts}"]
         for name in ("proposals", "beats", "crashes", "deaf"):
             if int(getattr(self, name)):
-                told.append(f"{name} {getattr(self, name)}")
-        return ", ".join([*told, *(["pre-vote"] if self.pre_vote else [])])
+                parts.append(f"{name} {getattr(self, name)}")
+        return ", ".join([*parts, *(["pre-vote"] if self.pre_vote else [])])
 
 
 class RaftNode(Plain):
-    """One node, its disk, and what is remembered of it for the proof."""
+    """One node, its disk, and its history for the proof."""
 
     __slots__ = (
         "beats", "case", "committed", "crashes", "deaf", "elected", "entries", "habits", "hard",
@@ -69,8 +69,12 @@ class RaftNode(Plain):
         )
         self.hears = True
         self.hard, self.entries = Hard(), list[Entry]()
-        self.elected: list[tuple[int, tuple[int, ...]]] = []  # the terms it led, and its log then
-        self.committed: list[tuple[Entry, int]] = []  # and in which term that was known
+        self.elected: list[
+            tuple[int, tuple[int, ...]]
+        ] = []  # the terms that the node led, and its log then
+        self.committed: list[
+            tuple[Entry, int]
+        ] = []  # entries, each with a term in which its commit was known
         self._start()
 
     def _start(self) -> None:
@@ -90,21 +94,21 @@ class RaftNode(Plain):
         self.writing: Ready | None = None
 
     def events(self) -> Sequence[str]:
-        found = []
+        events = []
         leads = self.raft.role is Role.LEADER
         if self.timeouts and not leads:
-            found.append("campaign")
+            events.append("campaign")
         if self.proposals and leads:
-            found.append("propose")
+            events.append("propose")
         if self.beats and leads:
-            found.append("send heartbeats")
+            events.append("send heartbeats")
         if self.writing is not None:
-            found.append("sync")
+            events.append("sync")
         if self.crashes:
-            found.append("crash")
+            events.append("crash")
         if self.deaf:
-            found.append("hear nothing" if self.hears else "hear again")
-        return found
+            events.append("hear nothing" if self.hears else "hear again")
+        return events
 
     def step(self, event: str) -> Sent:
         raft = self.raft
@@ -176,12 +180,12 @@ class RaftNode(Plain):
         return [(NAMES.index(to), message) for to, message in messages]
 
     def holdings(self) -> int:
-        """The terms it has led: nobody else may have led one of them."""
+        """Return the terms this node has led: no other node may have led one of them."""
         return sum(1 << term for term, _ in self.elected)
 
 
 class RaftExplorer(Explorer):
-    """Looks at each two nodes in every state."""
+    """Compares each two nodes in every state."""
 
     def __init__(self, nodes: Sequence[RaftNode]) -> None:
         super().__init__(nodes, lambda _: None)
@@ -197,29 +201,29 @@ class RaftExplorer(Explorer):
             if other != index:
                 pair = following[index], following[other]
                 if pair not in self.pairs:
-                    self.pairs[pair] = _compare(*(self.nodes[one] for one in pair))  # type: ignore[arg-type]
-                found = self.pairs[pair]
-                if found is not None:
-                    return found
+                    self.pairs[pair] = _compare(*(self.nodes[number] for number in pair))  # type: ignore[arg-type]
+                violation = self.pairs[pair]
+                if violation is not None:
+                    return violation
         return following
 
 
-def _compare(one: RaftNode, two: RaftNode) -> Violation | None:
-    """What is wrong with two nodes, taken together."""
-    for mine, theirs in ((one, two), (two, one)):
+def _compare(first: RaftNode, second: RaftNode) -> Violation | None:
+    """Return the contradiction between two nodes, or None."""
+    for mine, theirs in ((first, second), (second, first)):
         for term, log in mine.elected:
-            for entry, known in theirs.committed:
-                if known < term and log[entry.index - 1 : entry.index] != (entry.term,):
+            for entry, committed_in in theirs.committed:
+                if committed_in < term and log[entry.index - 1 : entry.index] != (entry.term,):
                     who, them = NAMES[mine.index], NAMES[theirs.index]
                     return Violation(
                         "incomplete leader",
                         f"{who} leads term {term} without {entry}, which {them} has committed",
                     )
-    for (entry, _), (other, _) in zip(one.committed, two.committed, strict=False):
+    for (entry, _), (other, _) in zip(first.committed, second.committed, strict=False):
         if entry != other:
             return Violation("two values", f"{entry} and {other} are both committed")
     same = True
-    for entry, other in zip(one.raft.log.entries, two.raft.log.entries, strict=False):
+    for entry, other in zip(first.raft.log.entries, second.raft.log.entries, strict=False):
         if entry.term == other.term and not (same and entry == other):
             return Violation("logs differ", f"{entry} and {other}, or what is before them")
         same = same and entry == other
@@ -237,8 +241,8 @@ def explore(
     return RaftExplorer(nodes).run(limit=limit)
 
 
-def told(story: Sequence[Step]) -> list[str]:
-    """A story in words."""
+def story_lines(story: Sequence[Step]) -> list[str]:
+    """Describe the steps of a story."""
     lines = []
     for step in story:
         if step.sender is None:
@@ -256,7 +260,7 @@ CASES: Final = (
     Case("110", crashes="001"),
     Case("110", pre_vote=True),
 )
-"""What is explored each time."""
+"""The cases of every run."""
 LARGE: Final = (
     Case("22", proposals="11", crashes="11"),
     Case("21", proposals="11", beats="11", deaf="10"),
@@ -264,4 +268,4 @@ LARGE: Final = (
     Case("101", crashes="100"),
     Case("201"),
 )
-"""And if there is more time."""
+"""Further cases for longer runs."""

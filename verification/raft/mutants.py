@@ -1,7 +1,7 @@
 """Mutants of `broker.protocol.raft` and of its driver: one rule changed, which must be found.
 
-By the exploration (`raft_model`) of a case, or by the simulation (`raft_world`): a seed that shows it, and if that has
-changed, others.
+The exploration (`model`) of a case finds the change, or the simulation (`world`): a seed that shows it, and
+other seeds if the schedule of that seed has changed.
 """
 
 from __future__ import annotations
@@ -22,38 +22,27 @@ from railgun.broker.protocol.raft.messages import (
 )
 from railgun.broker.protocol.raft.progress import Mode
 from railgun.broker.protocol.raft.state import Role
+from verification.mutation import Verdict, hunt_seeds, registrar, verdict_of
 from verification.raft.model import Case, explore
 from verification.raft.world import Habits, simulate
 
 Kind = TypeVar("Kind", bound=type[Raft])
 
 MUTANTS: dict[str, tuple[type[Raft], Habits, int | Case]] = {}
-"""By what is changed: the machine, the driver, and a seed or a case that shows it."""
+"""The mutants: the changed rule, the machine, the driver, and a seed or a case that shows the violation."""
 
 
 def mutant(shows: int | Case) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
-
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
-        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind, Habits(), shows
-        return kind
-
-    return register
+    """Register a mutant under the first line of its docstring; the seed or case `shows` the violation."""
+    return registrar(MUTANTS, lambda kind: (kind, Habits(), shows))
 
 
-def hunt(name: str, seeds: int = 1_000) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, seeds: int = 1_000) -> Verdict:
+    """Explore the case of the mutant called `name`, or simulate its seed and then up to `seeds` others."""
     kind, habits, shows = MUTANTS[name]
     if isinstance(shows, Case):
-        found = explore(shows, kind, habits)
-        how = f"explorer, {len(found.story)} steps"
-        return name, how if found.violation else "", str(found.violation or "")
-    for seed in (shows, *range(seeds)):
-        outcome = simulate(seed, kind, habits)
-        if outcome.violation is not None:
-            return name, f"seed {seed}", str(outcome.violation)
-    return name, "", ""
+        return verdict_of(name, explore(shows, kind, habits))
+    return hunt_seeds(name, (shows, *range(seeds)), lambda seed: simulate(seed, kind, habits))
 
 
 # ---------------------------------------------------------------- the driver
@@ -71,23 +60,23 @@ MUTANTS["The vote is not kept"] = Raft, Habits(keeps_vote=False), Case("110", cr
 
 @mutant(Case("110"))
 class VotesTwice(Raft):
-    """A node votes for whoever asks."""
+    """A node votes for every candidate of a term."""
 
     __slots__ = ()
 
-    def handle_vote_request(self, sender: Id, asked: AskVote, now: float) -> None:
-        if not asked.pre:
+    def handle_vote_request(self, sender: Id, request: AskVote, now: float) -> None:
+        if not request.pre:
             self.vote = None
-        super().handle_vote_request(sender, asked, now)
+        super().handle_vote_request(sender, request, now)
 
 
 @mutant(Case("110"))
 class VotesForAnybody(Raft):
-    """A node votes for candidates that lack what it has."""
+    """A node votes for candidates that lack entries it has."""
 
     __slots__ = ()
 
-    def _is_up_to_date(self, asked: AskVote) -> bool:
+    def _is_up_to_date(self, request: AskVote) -> bool:
         return True
 
 
@@ -97,8 +86,8 @@ class ComparesLengths(Raft):
 
     __slots__ = ()
 
-    def _is_up_to_date(self, asked: AskVote) -> bool:
-        return asked.last_index >= self.log.last
+    def _is_up_to_date(self, request: AskVote) -> bool:
+        return request.last_index >= self.log.last
 
 
 @mutant(318)
@@ -155,7 +144,7 @@ class ForgetsItsTerm(Raft):
 
 
 class CommitsEarlierTerms(Raft):
-    """Entries of earlier terms are committed by counting. (Chance hardly shows it: a test tells the story.)"""
+    """Entries of earlier terms are committed by counting. (Chance hardly shows this: a test does.)"""
 
     __slots__ = ()
 
@@ -182,7 +171,7 @@ class CutsWhatFits(Raft):
 
 @mutant(12)
 class NeverCuts(Raft):
-    """A follower keeps what differs from the leader's log."""
+    """A follower keeps entries that differ from the leader's log."""
 
     __slots__ = ()
 
@@ -196,16 +185,23 @@ class TakesAnything(Raft):
 
     __slots__ = ()
 
-    def append(self, sender: Id, told: Append, now: float) -> None:
-        term = self.log.term(told.prev_index)
-        if term is not None and told.prev_index >= self.commit:
-            told = Append(told.term, told.prev_index, term, told.entries, told.commit, told.round)
-        super().append(sender, told, now)
+    def append(self, sender: Id, message: Append, now: float) -> None:
+        term = self.log.term(message.prev_index)
+        if term is not None and message.prev_index >= self.commit:
+            message = Append(
+                message.term,
+                message.prev_index,
+                term,
+                message.entries,
+                message.commit,
+                message.round,
+            )
+        super().append(sender, message, now)
 
 
 @mutant(2)
 class ThinksItHasMore(Raft):
-    """A leader takes what it sent for what a follower has."""
+    """A leader takes sent entries for entries that a follower has."""
 
     __slots__ = ()
 
@@ -218,7 +214,7 @@ class ThinksItHasMore(Raft):
 
 @mutant(8)
 class CountsLearnersLogs(Raft):
-    """What learners have counts as what voters have."""
+    """Entries of learners count like entries of voters."""
 
     __slots__ = ()
 
@@ -230,7 +226,7 @@ class CountsLearnersLogs(Raft):
 
 @mutant(30)
 class NoticesNoLoss(Raft):
-    """Heartbeats name what a follower is known to have, so what was lost is never noticed."""
+    """Heartbeats name the follower's known entries, so a lost entry is never noticed."""
 
     __slots__ = ()
 
@@ -239,22 +235,22 @@ class NoticesNoLoss(Raft):
         if beat and progress.mode is Mode.STREAM and self.log.term(progress.match) is not None:
             term = self.log.term(progress.match)
             assert term is not None
-            told = Append(self.term, progress.match, term, (), self.commit, self.round)
-            self.early.append((to, told))
+            message = Append(self.term, progress.match, term, (), self.commit, self.round)
+            self.early.append((to, message))
         else:
             super().feed(to, beat=beat, empty=empty)
 
 
 @mutant(8)
 class MixesPieces(Raft):
-    """Pieces of snapshots of two leaders are put together."""
+    """Pieces of the snapshots of two leaders are combined."""
 
     __slots__ = ()
 
-    def install(self, sender: Id, told: Install, now: float) -> None:
-        if self.incoming is not None and self.incoming[0][2] == told.snapshot:
-            self.incoming = (sender, told.term, told.snapshot, told.size), self.incoming[1]
-        super().install(sender, told, now)
+    def install(self, sender: Id, message: Install, now: float) -> None:
+        if self.incoming is not None and self.incoming[0][2] == message.snapshot:
+            self.incoming = (sender, message.term, message.snapshot, message.size), self.incoming[1]
+        super().install(sender, message, now)
 
 
 # ---------------------------------------------------------------- reads
@@ -272,7 +268,7 @@ class ReadsAtOnce(Raft):
 
 @mutant(2)
 class ReadsBeforeItKnows(Raft):
-    """A leader answers reads before it has committed something of its own term."""
+    """A leader answers reads before it has committed an entry of its own term."""
 
     __slots__ = ()
 
@@ -283,7 +279,7 @@ class ReadsBeforeItKnows(Raft):
 
 @mutant(430)
 class KeepsItsLease(Raft):
-    """A leader that has chosen another keeps its lease."""
+    """A leader that transfers its leadership keeps its lease."""
 
     __slots__ = ()
 
@@ -294,7 +290,7 @@ class KeepsItsLease(Raft):
 
 @mutant(492)
 class VotesUnderALeader(Raft):
-    """A node that hears of a leader votes for others all the same, and leases are used."""
+    """A node that hears of a leader votes for others all the same, while leases are used."""
 
     __slots__ = ()
 
@@ -329,6 +325,6 @@ class ChangesManyAtOnce(Raft):
         self.check_leads("change the members")
         if self.commit < self.began or self.log.changed_at > self.commit:
             return super().change(members, now)
-        other = Members(tuple(sorted(members.all)))
-        self.add([Entry(self.log.last + 1, self.term, members=other)])
+        same_members = Members(tuple(sorted(members.all)))
+        self.add([Entry(self.log.last + 1, self.term, members=same_members)])
         return self.term, self.log.last

@@ -1,17 +1,17 @@
-"""A cluster that agrees by Raft, simulated: nodes, disks, links and clocks that fail by chance, and clients.
+"""Simulate a Raft cluster: nodes, disks, links and clocks that fail at random, and clients.
 
 Checked at every step:
 
-1. **Election safety**: one leader in a term.
-2. **Log matching**: entries of one index and term are the same, and so is what is before them.
-3. **Leader completeness**: who is elected has all that was ever committed.
+1. **Election safety**: a term has at most one leader.
+2. **Log matching**: entries of one index and term are the same, and so are the entries before them.
+3. **Leader completeness**: an elected node has all entries that were ever committed.
 4. **State machine safety**: all nodes apply the same entries, in the same order.
-5. **Reads**: one that begins after something was acknowledged sees it.
-6. **Progress**: when the faults are over, something can be committed, and all nodes come to have it.
+5. **Reads**: a read that begins after an acknowledgement sees the acknowledged entry.
+6. **Progress**: when the faults are over, an entry can be committed, and all nodes come to have it.
 
-What fails: nodes crash, and lose what they had not synced, or a part of it; nodes stand still for a while; links lose,
+Faults: nodes crash, and lose what they had not synced, or a part of it; nodes stand still for a while; links lose,
 double, delay and reorder messages, and are cut, one way or both; clocks run fast or slow. Meanwhile members come and
-go, the lead is handed over, and logs become snapshots.
+go, leadership is transferred, and logs become snapshots.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from railgun.errors import ProtocolError
 from verification.rescale.model import Violation
 
 DRIFT: Final = 0.02  # by how much clocks run too fast or too slow
-AFTERWARDS: Final = 60.0  # seconds without faults, in which all must come to rest
+AFTERWARDS: Final = 60.0  # seconds without faults, in which the cluster must come to rest
 ROUND: Final = (
     10  # snapshots are taken at multiples of it, so those of several nodes are of the same index
 )
-MOST: Final = 50_000  # things that may happen in that time
+MAX_EVENTS: Final = 50_000  # in the time without faults
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What a driver does; mutants do it wrong."""
+    """The duties of a driver; mutants neglect them."""
 
     waits_for_disk: bool = True
-    """Late messages are sent when what they are about is on disk."""
+    """Messages that depend on a write are sent when the write is on disk."""
     keeps_vote: bool = True
     """The vote survives a restart."""
 
 
 @dataclass
 class Disk:
-    """What would be there after a crash."""
+    """The content that a crash would leave."""
 
     snapshot: Snapshot
     hard: Hard = field(default_factory=Hard)
     entries: list[Entry] = field(default_factory=list)
 
     def write(self, ready: Ready, parts: int | None = None) -> None:
-        """Write it: all, or only the first so many parts of it."""
+        """Write a `Ready`: all of it, or only its first `parts`."""
         todo: list[Callable[[], None]] = []
         if ready.hard is not None:
             hard = ready.hard
@@ -79,22 +79,22 @@ class Disk:
             part()
 
     def append(self, entry: Entry) -> None:
-        """One entry, in the place of all from its index on."""
+        """Write an entry in place of all entries from its index on."""
         del self.entries[max(0, entry.index - self.snapshot.index - 1) :]
         self.entries.append(entry)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """A snapshot in the place of everything."""
+        """Write a snapshot in place of everything."""
         self.snapshot, self.entries = snapshot, []
 
     def compact(self, snapshot: Snapshot) -> None:
-        """A snapshot in the place of the entries up to it."""
+        """Write a snapshot in place of the entries up to it."""
         self.entries = [entry for entry in self.entries if entry.index > snapshot.index]
         self.snapshot = snapshot
 
 
 class Node:
-    """One node: its machine while it is up, its disk always."""
+    """One node: its machine while it is up, and its disk."""
 
     def __init__(self, id: Id, disk: Disk, rate: float) -> None:
         self.id, self.disk, self.rate = id, disk, rate
@@ -102,18 +102,22 @@ class Node:
         self.life = 0
         self.stands_until = 0.0
         self.writing: Ready | None = None
-        self.applied: list[bytes] = []  # of each index: what was applied
-        self.proposed: dict[tuple[int, int], int] = {}  # (term, index): which proposal
-        self.reading: dict[int, int] = {}  # number: what was acknowledged when it began
-        self.checked = 0, 0  # up to this index and term, its log is known to be as it must
+        self.applied: list[bytes] = []  # the applied entry of each index
+        self.proposed: dict[
+            tuple[int, int], int
+        ] = {}  # by (term, index): the number of the proposal
+        self.reading: dict[
+            int, int
+        ] = {}  # by number of a read: what was acknowledged when it began
+        self.checked = 0, 0  # the index and term up to which the log has been checked
 
     def clock(self, at: float) -> float:
-        """What its clock says."""
+        """Return the time of the node's clock."""
         return at * self.rate + 1000.0
 
 
 class World:
-    """A run. `seed` decides everything."""
+    """A run. All choices come from `seed`."""
 
     def __init__(
         self,
@@ -131,25 +135,25 @@ class World:
         self.faulty = True
         self.story: list[str] = []
         self.tally: Counter[str] = Counter()
-        # what is known of all of them
+        # facts about the whole cluster
         self.leaders: dict[int, Id] = {}
-        self.known: dict[tuple[int, int], tuple[Entry, int | None]] = {}
+        self.known_entries: dict[tuple[int, int], tuple[Entry, int | None]] = {}
         self.committed: list[Entry] = []
-        self.committed_in: list[int] = []  # of each: a term in which it was known to be
+        self.committed_in: list[int] = []  # by index: a term in which the commit was known
         self.acknowledged = 0
         self.values = 0
         self.numbers = 0
-        # this run
+        # the settings of this run
         chance = self.chance
         self.loss = chance.choice([0.0, 0.0, 0.02, 0.1])
         self.doubling = chance.choice([0.0, 0.0, 0.05])
         self.delay = chance.choice([0.002, 0.02, 0.2])
         self.sync = chance.choice([0.001, 0.01, 0.1, 0.3])
         self.calm = chance.choice([0.2, 0.5, 1.0, 3.0])  # seconds between faults
-        self.spite = chance.choice([0.0, 0.5, 0.9])  # how often a fault hits where it hurts
-        self.pace = chance.choice([0.02, 0.05, 0.15])  # seconds between two wishes of clients
-        self.reading = chance.choice([0.4, 0.4, 0.85])  # how many of them are reads
-        self.alike = chance.random() < 0.4  # whether nodes wait for elections equally long
+        self.spite = chance.choice([0.0, 0.5, 0.9])  # how often a fault hits a critical node
+        self.pace = chance.choice([0.02, 0.05, 0.15])  # seconds between two requests of clients
+        self.reading = chance.choice([0.4, 0.4, 0.85])  # the share of reads
+        self.alike = chance.random() < 0.4  # whether all nodes have the same election timeout
         self.settings = Settings(
             election=1.0,
             heartbeat=0.2,
@@ -162,7 +166,7 @@ class World:
         )
         voters = tuple("abcde"[: chance.choice([1, 2, 3, 3, 3, 4, 5])])
         self.narrow = chance.random() < 0.2
-        """Whether it is about leases: a follower does not hear the leader while others do, and little is written."""
+        """Whether the run is about leases: a follower is cut off from the leader alone, and little is written."""
         self.steps = steps or (4_000 if self.narrow else 1_500)
         if self.narrow:
             voters = tuple("abc")
@@ -181,7 +185,7 @@ class World:
     # ------------------------------------------------------------ running
 
     def run(self) -> World:
-        """Let it happen; raises `Violation`."""
+        """Run until the cluster has come to rest; raises `Violation`."""
         try:
             for node in self.nodes.values():
                 self.start(node)
@@ -199,21 +203,21 @@ class World:
         return self
 
     def turn(self) -> None:
-        """The next thing happens."""
+        """Perform the next event."""
         self.at, _, act = heapq.heappop(self.todo)
         act()
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule `act` after `seconds`."""
         self.count += 1
         heapq.heappush(self.todo, (self.at + seconds, self.count, act))
 
     def tell(self, text: str) -> None:
-        """A line of the story."""
+        """Add a line to the story."""
         self.story.append(f"{self.at:8.3f}  {text}")
 
     def come_to_rest(self) -> None:
-        """The faults are over: something is committed, and all nodes come to have it."""
+        """Check progress after the faults: an entry is committed, and all nodes come to have it."""
         self.faulty = False
         self.cuts.clear()
         self.tell("the faults are over")
@@ -222,7 +226,7 @@ class World:
             if node.raft is None:
                 self.start(node)
         end, target = self.at + AFTERWARDS, len(self.committed) + 1
-        for _ in range(MOST):
+        for _ in range(MAX_EVENTS):
             self.turn()
             if self.at > end:
                 break
@@ -245,7 +249,7 @@ class World:
     # ------------------------------------------------------------ nodes
 
     def start(self, node: Node) -> None:
-        """A node starts from its disk."""
+        """Start a node from its disk."""
         node.life += 1
         disk = node.disk
         hard = disk.hard if self.habits.keeps_vote else Hard(disk.hard.term)
@@ -266,7 +270,7 @@ class World:
         self.wake(node)
 
     def crash(self, node: Node) -> None:
-        """A node is gone, with what was not synced, or some of it."""
+        """Crash a node: it loses what was not synced, or a part of that."""
         if node.raft is None:
             return
         self.tally["crashes"] += 1
@@ -279,7 +283,7 @@ class World:
         node.life += 1
 
     def wake(self, node: Node) -> None:
-        """See to what is to be done, and when to look again."""
+        """Do a node's pending work, and schedule its next timer."""
         raft = node.raft
         assert raft is not None
         self.check(node)
@@ -298,7 +302,7 @@ class World:
         self.after(max(0.0, due - self.at) + 1e-6, tick)
 
     def do(self, node: Node) -> None:
-        """What a driver does."""
+        """Perform the duties of a driver."""
         raft = node.raft
         assert raft is not None
         if node.writing is not None or not raft.has_ready:
@@ -339,7 +343,7 @@ class World:
             written()
 
     def send(self, node: Node, messages: Sequence[tuple[Id, Message]]) -> None:
-        """Messages go their way, or not."""
+        """Put messages on their links, or lose them."""
         for to, message in messages:
             copies = 1
             if self.faulty:
@@ -352,7 +356,7 @@ class World:
                 self.after(delay, self.delivery(node.id, to, message))
 
     def delivery(self, sender: Id, to: Id, message: Message) -> Callable[[], None]:
-        """A message comes."""
+        """Return an action that delivers a message."""
 
         def deliver() -> None:
             node = self.nodes[to]
@@ -367,10 +371,10 @@ class World:
 
         return deliver
 
-    # ------------------------------------------------------------ what is applied
+    # ------------------------------------------------------------ applied entries
 
     def apply(self, node: Node, entry: Entry) -> None:
-        """A node applies an entry."""
+        """Apply an entry at a node."""
         at = len(node.applied) + 1
         if entry.index != at:
             raise Violation("order", f"{node.id} applies {entry.index} where {at} is due")
@@ -381,12 +385,12 @@ class World:
             self.tally["acknowledged"] += 1
 
     def is_committed(self, node: Node, entry: Entry) -> None:
-        """It is the same for all."""
+        """Record a committed entry, which must be the same for all nodes."""
         if entry.index <= len(self.committed):
-            known = self.committed[entry.index - 1]
-            if known != entry:
+            committed = self.committed[entry.index - 1]
+            if committed != entry:
                 raise Violation(
-                    "two values", f"{node.id} applies {entry}, where others applied {known}"
+                    "two values", f"{node.id} applies {entry}, where others applied {committed}"
                 )
         else:
             assert node.raft is not None
@@ -394,16 +398,16 @@ class World:
             self.committed_in.append(node.raft.term)
 
     def restored(self, node: Node, snapshot: Snapshot) -> None:
-        """A node begins anew with a snapshot."""
+        """Begin anew with a snapshot at a node."""
         node.applied = _state(snapshot)
         self.tally["snapshots"] += 1
         self.tell(f"{node.id} restores a snapshot of {snapshot.index}")
-        known = [entry.data for entry in self.committed[: snapshot.index]]
-        if node.applied != known:
+        expected = [entry.data for entry in self.committed[: snapshot.index]]
+        if node.applied != expected:
             raise Violation("snapshot", f"{node.id} has another state at {snapshot.index}")
 
     def compact(self, node: Node) -> None:
-        """A log becomes a snapshot."""
+        """Replace a part of a node's log by a snapshot."""
         raft = node.raft
         assert raft is not None
         index = len(node.applied) // ROUND * ROUND
@@ -413,34 +417,34 @@ class World:
             raft.compact(snapshot)
             self.tally["compactions"] += 1
 
-    # ------------------------------------------------------------ what must be so
+    # ------------------------------------------------------------ checks
 
     def check(self, node: Node) -> None:
-        """Everything that must be true of a node."""
+        """Check all properties of a node."""
         raft = node.raft
         assert raft is not None
         log = raft.log
         if raft.role is Role.LEADER:
             if raft.term not in self.leaders:
                 self.elected(node)
-            known = self.leaders.setdefault(raft.term, node.id)
-            if known != node.id:
+            leader = self.leaders.setdefault(raft.term, node.id)
+            if leader != node.id:
                 raise Violation(
-                    "two leaders", f"{known} and {node.id} both were elected in term {raft.term}"
+                    "two leaders", f"{leader} and {node.id} both were elected in term {raft.term}"
                 )
             if log.last == raft.began and raft.commit < raft.began:
                 self.check_complete(node)
         if not log.durable <= log.last or raft.applied > raft.commit > log.last:
             raise Violation("state", str(raft))
         index, previous = node.checked
-        if index < log.base or not log.has(index, previous):  # it was cut, or is new
+        if index < log.base or not log.has(index, previous):  # the entry was cut, or is new
             index, previous = log.base, log.snapshot.term
         if index == log.last:
             return
         for entry in log.after(index):
-            seen = self.known.get((entry.index, entry.term))
+            seen = self.known_entries.get((entry.index, entry.term))
             if seen is None:
-                self.known[entry.index, entry.term] = entry, previous
+                self.known_entries[entry.index, entry.term] = entry, previous
             elif seen != (entry, previous):
                 raise Violation(
                     "logs differ", f"{node.id} has {entry} after term {previous}, others {seen}"
@@ -449,7 +453,7 @@ class World:
         node.checked = log.last, log.last_term
 
     def check_complete(self, node: Node) -> None:
-        """Who is elected has all that was committed."""
+        """Check that an elected node has all committed entries."""
         assert node.raft is not None
         log = node.raft.log
         for entry in self.committed[log.base :]:
@@ -461,7 +465,7 @@ class World:
                 )
 
     def answered(self, node: Node, number: int, index: int | None) -> None:
-        """A read has its answer."""
+        """Check the answer of a read."""
         began = node.reading.pop(number, None)
         if began is None or index is None:
             return
@@ -474,7 +478,7 @@ class World:
     # ------------------------------------------------------------ people
 
     def client(self) -> None:
-        """Somebody wants something."""
+        """Send a request of a client."""
         chance = self.chance
         pace = self.pace if self.faulty else 0.15
         self.after(pace * chance.expovariate(1.0), self.client)
@@ -498,7 +502,7 @@ class World:
         self.wake(node)
 
     def order(self, node: Node) -> None:
-        """Something for a leader to do."""
+        """Give a leader an order of an operator."""
         chance, raft, now = self.chance, node.raft, node.clock(self.at)
         assert raft is not None
         try:
@@ -525,7 +529,7 @@ class World:
             self.wake(node)
 
     def changed(self, raft: Raft) -> Members:
-        """Other members."""
+        """Return the members after a random change."""
         members, chance = raft.log.members, self.chance
         node = chance.choice(list(self.nodes))
         match chance.choice(["voter", "voter", "learner", "without"]):
@@ -539,7 +543,7 @@ class World:
     # ------------------------------------------------------------ faults
 
     def fault(self) -> None:
-        """Something goes wrong, or is mended."""
+        """Cause a fault, or heal one."""
         if not self.faulty:
             return
         chance = self.chance
@@ -563,27 +567,27 @@ class World:
                 self.tell(f"{node.id} stands still until {node.stands_until:.3f}")
                 self.tally["pauses"] += 1
             case "cut":
-                some = {id for id in self.nodes if chance.random() < 0.5}
-                rest = set(self.nodes) - some
-                self.cuts = {(a, b) for a in some for b in rest} | {
-                    (b, a) for a in some for b in rest
+                group = {id for id in self.nodes if chance.random() < 0.5}
+                rest = set(self.nodes) - group
+                self.cuts = {(a, b) for a in group for b in rest} | {
+                    (b, a) for a in group for b in rest
                 }
-                self.tell(f"cut: {''.join(sorted(some))} from {''.join(sorted(rest))}")
+                self.tell(f"cut: {''.join(sorted(group))} from {''.join(sorted(rest))}")
                 self.tally["partitions"] += 1
             case "one way":
                 self.cuts = {(node.id, other) for other in self.nodes if chance.random() < 0.7}
                 self.tell(f"cut one way: from {node.id}")
                 self.tally["partitions"] += 1
             case "link":
-                other = chance.choice(list(self.nodes))
-                self.cuts |= {(node.id, other), (other, node.id)}
-                self.tell(f"cut: the link between {node.id} and {other}")
+                peer = chance.choice(list(self.nodes))
+                self.cuts |= {(node.id, peer), (peer, node.id)}
+                self.tell(f"cut: the link between {node.id} and {peer}")
             case "mend":
                 self.cuts = set()
                 self.tell("all links are mended")
 
     def narrow_fault(self) -> None:
-        """The leader and a follower do not hear each other; another follower starts anew; or all is well again."""
+        """Cut the leader from a follower, restart another follower, or heal everything."""
         nodes = list(self.nodes.values())
         leaders = [n for n in nodes if n.raft and n.raft.role is Role.LEADER]
         others = [n for n in nodes if n not in leaders]
@@ -591,21 +595,21 @@ class World:
         if what == "mend" or not leaders or not others:
             self.cuts = set()
         elif what == "link":
-            one, two = leaders[-1].id, self.chance.choice(others).id
-            self.cuts = {(one, two), (two, one)}
-            self.tell(f"cut: the link between {one} and {two}")
+            leader, follower = leaders[-1].id, self.chance.choice(others).id
+            self.cuts = {(leader, follower), (follower, leader)}
+            self.tell(f"cut: the link between {leader} and {follower}")
         else:
             node = self.chance.choice(others)
             self.crash(node)
             self.after(0.01, lambda: self.start(node) if node.raft is None else None)
 
     def part_soon(self, node: Node) -> None:
-        """Perhaps a node is cut off from all others, just after something that matters."""
+        """Perhaps cut a node off from all others, just after an important event."""
         if self.chance.random() < self.spite:
             self.after(self.delay * self.chance.expovariate(1.0), lambda: self.part(node))
 
     def part(self, node: Node) -> None:
-        """A node is cut off from all others."""
+        """Cut a node off from all others."""
         if self.faulty:
             others = set(self.nodes) - {node.id}
             self.cuts = {(node.id, other) for other in others}
@@ -614,14 +618,14 @@ class World:
             self.tally["partitions"] += 1
 
     def elected(self, node: Node) -> None:
-        """There is a new leader; perhaps one before it never hears of that, and is asked by clients."""
+        """Handle a new leader; perhaps an old leader never hears of it, and gets requests of clients."""
         for other in self.nodes.values():
             leads = other.raft is not None and other.raft.role is Role.LEADER
             if leads and other is not node and self.chance.random() < self.spite:
                 self.part(other)
 
     def victim(self) -> Node:
-        """Whom a fault is to hit: anybody, or who writes, leads or wants to."""
+        """Return a node for a fault: any node, or one that writes, leads or campaigns."""
         nodes = list(self.nodes.values())
         if self.chance.random() < self.spite:
             busy = [n for n in nodes if n.writing or (n.raft and n.raft.role is not Role.FOLLOWER)]
@@ -629,7 +633,7 @@ class World:
         return self.chance.choice(nodes)
 
     def again(self, node: Node) -> None:
-        """It comes back later."""
+        """Restart a node later."""
 
         def start() -> None:
             if node.raft is None:
@@ -639,7 +643,7 @@ class World:
 
 
 def _data(state: Sequence[bytes], chance: random.Random) -> bytes:
-    """A state in words; the same state has several, as with real ones."""
+    """Encode a state; the same state has several encodings, as real states do."""
     pad = b" " * chance.randint(0, 3)
     return pad + b",".join(state) if state else b""
 
@@ -650,22 +654,22 @@ def _state(snapshot: Snapshot) -> list[bytes]:
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     tally: Counter[str]
     violation: Violation | None = None
     story: list[str] = field(default_factory=list)
 
-    def told(self, last: int = 60) -> str:
-        """The end of the story."""
+    def story_end(self, last: int = 60) -> str:
+        """Return the end of the story, for people."""
         return "\n".join([f"seed {self.seed}", *self.story[-last:], f"  {self.violation}"])
 
 
 def simulate(
     seed: int, kind: type[Raft] = Raft, habits: Habits | None = None, **more: Any
 ) -> Outcome:
-    """One run."""
+    """Run the world of a seed; an outcome has the violation and the story."""
     world = World(seed, kind, habits, **more)
     try:
         world.run()

@@ -1,12 +1,12 @@
-"""Copies of a stream on a few nodes, explored: every interleaving, with `broker.protocol.replication` itself.
+"""Explore copies of a stream on a few nodes: every interleaving, with `broker.protocol.replication` itself.
 
-One more node is the metadata: it appoints whomever the case allows, whenever it likes; who is appointed hears of it
-late, or in the states on the way never. What may happen is counted for each node. The exploration begins when `a` leads
-in epoch 1, and everybody has its label. Links keep their order. A session may be over at any time; what is of the one
-before comes late, or (`deaf`) not at all. A sync makes all durable that waits; a crash keeps any part of that.
+One more node is the metadata: it appoints any master that the case allows, at any time; the appointed node hears of it
+late, or in the states in between never. The possible events are counted for each node. The exploration begins when `a`
+leads in epoch 1, and all nodes have its label. Links keep their order. A session may end at any time; messages of the
+session before come late, or (`deaf`) not at all. A sync makes all waiting data durable; a crash keeps any part of it.
 
-Proven of every state that can be reached is what `replication_node` says. Larger sets, disks that are full, and that
-all copies come to be the same when the faults are over, are the simulation's part (`replication_world`).
+Proven of every reachable state are the rules of `node`. Larger sets, full disks, and that all copies become
+the same when the faults are over, are the simulation's part (`world`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ Given = list[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """What may happen. Of each node a digit: how often; `appoints`: whom, as often as it is named, in any order."""
+    """The possible events. A digit for each node: how often; `appoints`: each node as often as it is named, in any
+    order."""
 
     nodes: str = "ab"
     appoints: str = "b"
@@ -49,18 +50,18 @@ class Case:
     deaf: str = ""
     damages: str = ""
     warm: int = 0
-    """Messages and changes of groups that a and b have at the beginning, and nobody else."""
+    """Messages and changes of groups that only a and b have at the beginning."""
 
     def __str__(self) -> str:
-        told = [f"nodes {self.nodes}", f"appointed {self.appoints or 'nobody else'}"]
+        parts = [f"nodes {self.nodes}", f"appointed {self.appoints or 'nobody else'}"]
         if self.warm:
-            told.append(f"a and b have {self.warm}")
+            parts.append(f"a and b have {self.warm}")
         if self.members:
-            told.append(f"learners {self.learners}, {self.members} changes of members")
+            parts.append(f"learners {self.learners}, {self.members} changes of members")
         for name in KINDS:
             if int(getattr(self, name) or 0):
-                told.append(f"{name} {getattr(self, name)}")
-        return ", ".join(told)
+                parts.append(f"{name} {getattr(self, name)}")
+        return ", ".join(parts)
 
 
 KINDS: Final = ("publishes", "units", "changes", "trims", "crashes", "breaks", "deaf", "damages")
@@ -69,7 +70,7 @@ SPENT: Final = dict(zip(EVENTS, KINDS, strict=True))
 
 
 class ModelNode(CopyNode):
-    """A node, and what may still happen to it."""
+    """A node, and the events that may still happen to it."""
 
     __slots__ = ("case", "hears", "index", "left")
     constant: tuple[str, ...] = ("habits", "id", "names", "case", "index")
@@ -85,30 +86,30 @@ class ModelNode(CopyNode):
         }
 
     def events(self) -> Sequence[str]:
-        """What it could do now."""
-        left, found = self.left, list[str]()
+        """Return the events the node could take now."""
+        left, events = self.left, list[str]()
         if not self.hears:
             return ["hear again"]
         if self.leads:
-            found += ["publish"] if left["publishes"] else []
-            found += ["unit"] if left["units"] else []
-            found += ["change"] if left["changes"] else []
-            found += ["trim"] if left["trims"] and self._trims_to() else []
+            events += ["publish"] if left["publishes"] else []
+            events += ["unit"] if left["units"] else []
+            events += ["change"] if left["changes"] else []
+            events += ["trim"] if left["trims"] and self._trims_to() else []
         if self.line:
-            found.append("sync")
+            events.append("sync")
         if left["crashes"]:
-            found += [f"crash {keep}" for keep in range(len(self.line) + 1)]
-            found += [f"crash {at} torn" for at, job in enumerate(self.line) if _is_unit(job)]
+            events += [f"crash {keep}" for keep in range(len(self.line) + 1)]
+            events += [f"crash {at} torn" for at, job in enumerate(self.line) if _is_unit(job)]
         if left["breaks"]:
-            found += [f"break {other}" for other in self.sessions]
+            events += [f"break {other}" for other in self.sessions]
         if left["deaf"]:
-            found.append("hear nothing")
+            events.append("hear nothing")
         if left["damages"]:
-            found += [f"damage {kind}" for kind in ("messages", "groups")]
-        return found
+            events += [f"damage {kind}" for kind in ("messages", "groups")]
+        return events
 
     def step(self, event: str) -> Given:
-        """Do it."""
+        """Take an event; return the messages that follow."""
         what, _, how = event.partition(" ")
         if event in SPENT or what in SPENT:
             self.left[SPENT[event if event in SPENT else what]] -= 1
@@ -149,7 +150,7 @@ class ModelNode(CopyNode):
         return copy.safe if copy.safe > self.disk.first else 0
 
     def deliver(self, sender: int, message: Any) -> Given:
-        """A message comes."""
+        """Take a message; return the messages that follow."""
         if not self.hears:
             return []
         names = (*self.names, ORACLE)
@@ -161,7 +162,7 @@ class ModelNode(CopyNode):
 
 
 def _is_unit(job: Job) -> bool:
-    """Whether a crash may leave a part of a unit of it."""
+    """Return whether a crash may keep only a part of a unit of the job."""
     return isinstance(job.command, Append) and job.payload[0].more
 
 
@@ -178,16 +179,16 @@ class OracleNode(Plain):
         self.metadata = Metadata(tuple(case.nodes), tuple(case.learners))
 
     def events(self) -> Sequence[str]:
-        """Whom it may appoint, and whose vote it may change."""
+        """Return the possible appointments and changes of votes."""
         metadata = self.metadata
-        found = [f"appoint {n}" for n in sorted(set(self.appoints)) if n in metadata.voting]
+        events = [f"appoint {n}" for n in sorted(set(self.appoints)) if n in metadata.voting]
         if self.members and metadata.is_active:
-            found += [f"promote {node}" for node in metadata.learners]
-            found += [f"demote {node}" for node in metadata.voting if node != metadata.master]
-        return found
+            events += [f"promote {node}" for node in metadata.learners]
+            events += [f"demote {node}" for node in metadata.voting if node != metadata.master]
+        return events
 
     def step(self, event: str) -> Given:
-        """Do it."""
+        """Take an event; return the messages that follow."""
         what, _, node = event.partition(" ")
         if what == "appoint":
             self.appoints = self.appoints.replace(node, "", 1)
@@ -197,13 +198,13 @@ class OracleNode(Plain):
         return [((self.case.nodes + self.case.learners).index(to), message)]
 
     def deliver(self, sender: int, message: Active) -> Given:
-        """A master says that its epoch is active."""
+        """Take the message of a master that its epoch is active."""
         self.metadata.hear(message)
         return []
 
 
 class CopyExplorer(Explorer):
-    """Looks at each two nodes in every state."""
+    """Compares each two nodes in every state."""
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         super().__init__(nodes, lambda _: None)
@@ -218,15 +219,15 @@ class CopyExplorer(Explorer):
         for other in range(self.count - 1):
             pair = following[index], following[other]
             if pair not in self.pairs:
-                self.pairs[pair] = contradiction(*(self.nodes[one] for one in pair))  # type: ignore[arg-type]
-            found = self.pairs[pair]
-            if found is not None:
-                return found
+                self.pairs[pair] = contradiction(*(self.nodes[number] for number in pair))  # type: ignore[arg-type]
+            violation = self.pairs[pair]
+            if violation is not None:
+                return violation
         return following
 
 
 def beginning(case: Case, habits: Habits) -> list[Any]:
-    """All nodes, and the metadata, when a leads in epoch 1 and everybody has heard."""
+    """Return all nodes, and the metadata, when `a` leads in epoch 1 and all nodes know."""
     nodes: list[Any] = [
         ModelNode(index, case, habits) for index in range(len(case.nodes + case.learners))
     ]
@@ -259,8 +260,8 @@ def explore(case: Case, habits: Habits | None = None, limit: int | None = None) 
     return CopyExplorer(beginning(case, habits or Habits())).run(limit=limit)
 
 
-def told(case: Case, story: Sequence[Step]) -> list[str]:
-    """A story in words."""
+def story_lines(case: Case, story: Sequence[Step]) -> list[str]:
+    """Describe the steps of a story."""
     names, lines = case.nodes + case.learners + ORACLE, []
     for step in story:
         if step.sender is None:
@@ -282,7 +283,7 @@ CASES: Final = (
     Case("abc", "bc", warm=1),
     Case("abc", "c", warm=2, damages="010"),
 )
-"""What is explored each time."""
+"""The cases of every run."""
 LARGE: Final = (
     Case("ab", "ab", publishes="11", crashes="11", breaks="10"),
     Case("ab", "ab", publishes="11", deaf="11"),
@@ -295,4 +296,4 @@ LARGE: Final = (
     Case("abc", "bc", publishes="1"),
     Case("ab", "b", learners="x", members=1, publishes="1"),
 )
-"""And if there is more time; the last ones are cut short."""
+"""Further cases for longer runs; the last ones are cut short."""

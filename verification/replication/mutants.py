@@ -1,8 +1,8 @@
 """Mutants of `broker.protocol.replication` and of its driver: one rule changed, which must be found.
 
-By the exploration (`replication_model`) of a case, or by the simulation (`replication_world`): a seed that shows it,
-and if that has changed, others. Those under `EQUAL` were written too, and are not found; docs/design/replication.md
-says why.
+The exploration (`model`) of a case finds the change, or the simulation (`world`): a seed that
+shows it, and other seeds if the schedule of that seed has changed. The changes in `EQUAL` break no property;
+docs/design/replication.md says why.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from railgun.broker.protocol.replication.messages import (
 )
 from railgun.broker.protocol.replication.replica import Replica
 from railgun.broker.protocol.replication.standing import LOST, Standing, agree
+from verification.mutation import Verdict, hunt_seeds, registrar, verdict_of
 from verification.replication.model import Case, explore
 from verification.replication.node import Habits
 from verification.replication.world import simulate
@@ -32,48 +33,40 @@ from verification.replication.world import simulate
 Kind = TypeVar("Kind", bound=type[Master] | type[Replica])
 
 MUTANTS: dict[str, tuple[Habits, int | Case]] = {}
-"""By what is changed: what nodes do, and a seed or a case that shows it."""
+"""The mutants: the changed rule, the behaviour of the nodes, and a seed or a case that shows the violation."""
 EQUAL: dict[str, Habits] = {}
-"""Those that are not found."""
+"""Changed rules that violate nothing."""
 LOSS: Final = Case("abc", "c", warm=2, damages="010")
 UNITS: Final = Case("ab", "ab", units="11", crashes="10")
 
 
 def mutant(shows: int | Case | None) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
+    """Register a mutant under the first line of its docstring.
 
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
-        name = kind.__doc__.splitlines()[0].rstrip(".")
-        habits = Habits(master=kind) if issubclass(kind, Master) else Habits(replica=kind)
-        if shows is None:
-            EQUAL[name] = habits
-        else:
-            MUTANTS[name] = habits, shows
-        return kind
+    The seed or case `shows` the violation; None: nothing shows one, and the mutant goes to `EQUAL`.
+    """
 
-    return register
+    def habits(kind: Kind) -> Habits:
+        return Habits(master=kind) if issubclass(kind, Master) else Habits(replica=kind)
+
+    if shows is None:
+        return registrar(EQUAL, habits)
+    return registrar(MUTANTS, lambda kind: (habits(kind), shows))
 
 
-def hunt(name: str, seeds: int = 1_000) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+def hunt(name: str, seeds: int = 1_000) -> Verdict:
+    """Explore the case of the mutant called `name`, or simulate its seed and then up to `seeds` others."""
     habits, shows = MUTANTS[name]
     if isinstance(shows, Case):
-        found = explore(shows, habits)
-        how = f"explorer, {len(found.story)} steps"
-        return name, how if found.violation else "", str(found.violation or "")
-    for seed in (shows, *range(seeds)):
-        outcome = simulate(seed, habits)
-        if outcome.violation is not None:
-            return name, f"seed {seed}", str(outcome.violation)
-    return name, "", ""
+        return verdict_of(name, explore(shows, habits))
+    return hunt_seeds(name, (shows, *range(seeds)), lambda seed: simulate(seed, habits))
 
 
 @contextmanager
-def swapped(owner: Any, name: str, other: Any) -> Iterator[None]:
-    """For a while, something else stands under a name."""
+def swapped(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replace the attribute `name` of `owner` by `replacement` within the block."""
     before = getattr(owner, name)
-    setattr(owner, name, other)
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
@@ -84,13 +77,13 @@ def swapped(owner: Any, name: str, other: Any) -> Iterator[None]:
 
 DRIVERS: Final[dict[str, tuple[Habits, int | Case]]] = {
     "A promise is forgotten in a crash": (Habits(keeps_promise=False), 158),
-    "A standing is told before what was being written is on disk": (Habits(drains=False), 0),
+    "A standing is sent before the pending writes are on disk": (Habits(drains=False), 0),
     "A damaged copy keeps its label": (Habits(marks_loss=False), 35),
-    "A master goes on though it has missed an epoch": (Habits(goes_on_late=True), 15),
-    "A master that has promised a later epoch goes on": (Habits(stops=False), 0),
+    "A master continues though it has missed an epoch": (Habits(goes_on_late=True), 15),
+    "A master that has promised a later epoch continues": (Habits(stops=False), 0),
     "A promise for an older epoch counts for the next": (Habits(knows_sessions=False), 388),
-    "A label is written before what stands before it": (Habits(in_order=False), 14),
-    "Who votes changes again before the epoch is active": (Habits(waits_for_active=False), 25),
+    "A label is written before the messages before it": (Habits(in_order=False), 14),
+    "The voters change again before the epoch is active": (Habits(waits_for_active=False), 25),
 }
 MUTANTS.update(DRIVERS)
 EQUAL["A master that recovers does not ask the set that was active"] = Habits(asks_both=False)
@@ -128,9 +121,9 @@ class TrustsTheLost(Master):
     __slots__ = ()
 
     def _standings(self) -> dict[Id, Standing]:
-        told = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
-        told[self.id] = self.copy.standing()
-        return {n: replace(s, label=max(0, s.label)) for n, s in told.items()}
+        standings = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
+        standings[self.id] = self.copy.standing()
+        return {n: replace(s, label=max(0, s.label)) for n, s in standings.items()}
 
 
 @mutant(4)
@@ -150,7 +143,7 @@ class AsksAFew(Master):
 
 @mutant(4)
 class AsksNobody(Master):
-    """A master takes its own copy for the best."""
+    """A master takes its own copy for the best without asking others."""
 
     __slots__ = ()
 
@@ -160,7 +153,7 @@ class AsksNobody(Master):
 
 @mutant(LOSS)
 class BelievesWhatIsLeft(Master):
-    """A copy that loses something while it is fetched from is fetched to where it ends then."""
+    """A copy that loses messages while it is fetched from is fetched only to its new end."""
 
     __slots__ = ()
 
@@ -190,25 +183,25 @@ class TakesOldGroups(Master):
 # ---------------------------------------------------------------- where copies agree
 
 
-def _by_length(one: Standing, other: Standing) -> int:
-    return min(one.end, other.end)
+def _by_length(mine: Standing, other: Standing) -> int:
+    return min(mine.end, other.end)
 
 
-def _with_first(one: Standing, other: Standing) -> int:
-    return max(agree(one, other), min(one.first, other.end))
+def _with_first(mine: Standing, other: Standing) -> int:
+    return max(agree(mine, other), min(mine.first, other.end))
 
 
-def _one_more(one: Standing, other: Standing) -> int:
-    return min(one.end, other.end, agree(one, other) + 1)
+def _one_more(mine: Standing, other: Standing) -> int:
+    return min(mine.end, other.end, agree(mine, other) + 1)
 
 
-def _without_first(one: Standing, other: Standing) -> int:
+def _without_first(mine: Standing, other: Standing) -> int:
     theirs = dict(other.runs)
-    return max((min(end, theirs[e]) for e, end in one.runs if e in theirs), default=0)
+    return max((min(end, theirs[e]) for e, end in mine.runs if e in theirs), default=0)
 
 
 class _Agrees(Master):
-    """Mutants that look elsewhere for the point up to which copies agree."""
+    """Mutants that compute another offset up to which copies agree."""
 
     __slots__ = ()
     how: Callable[[Standing, Standing], int] = staticmethod(agree)
@@ -224,7 +217,7 @@ class _Agrees(Master):
 
 @mutant(3)
 class AgreesByLength(_Agrees):
-    """Copies are taken for the same as far as both go."""
+    """Copies are taken for equal up to the shorter length."""
 
     __slots__ = ()
     how = staticmethod(_by_length)
@@ -232,7 +225,7 @@ class AgreesByLength(_Agrees):
 
 @mutant(60)
 class AgreesBeforeTheFirst(_Agrees):
-    """What lies before the first message of the master is taken for the same."""
+    """Messages before the first one of the master are taken for equal."""
 
     __slots__ = ()
     how = staticmethod(_with_first)
@@ -240,7 +233,7 @@ class AgreesBeforeTheFirst(_Agrees):
 
 @mutant(3)
 class AgreesInOneMore(_Agrees):
-    """Copies are taken for the same one message further than they are."""
+    """Copies are taken for equal one message too far."""
 
     __slots__ = ()
     how = staticmethod(_one_more)
@@ -248,7 +241,7 @@ class AgreesInOneMore(_Agrees):
 
 @mutant(53)
 class ForgetsTheFirst(_Agrees):
-    """What a copy does not keep any more is not taken for the same."""
+    """Messages that a copy has trimmed are not taken for equal."""
 
     __slots__ = ()
     how = staticmethod(_without_first)
@@ -295,7 +288,7 @@ class AFewAreEnough(Master):
 
 @mutant(21)
 class CountsLearners(Master):
-    """Who does not vote counts as well."""
+    """Copies of learners count as well."""
 
     __slots__ = ()
 
@@ -307,7 +300,7 @@ class CountsLearners(Master):
 
 @mutant(None)
 class CountsTheLost(Master):
-    """What a replica said to have counts on, though it comes back and has lost it."""
+    """The messages of a replica still count after the replica comes back without them."""
 
     __slots__ = ()
 
@@ -320,7 +313,7 @@ class CountsTheLost(Master):
 
 @mutant(158)
 class CountsWhatIsTold(Master):
-    """What a replica tells in the middle of a session counts as if it were on disk."""
+    """The claims of a replica in the middle of a session count as if they were on disk."""
 
     __slots__ = ()
 
@@ -330,7 +323,7 @@ class CountsWhatIsTold(Master):
 
 @mutant(3)
 class CountsOldGroups(Master):
-    """Numbers of groups count whatever their epoch."""
+    """Group changes count whatever their epoch."""
 
     __slots__ = ()
 
@@ -347,7 +340,7 @@ class CountsOldGroups(Master):
 
 @mutant(None)
 class HearsOldSessions(Master):
-    """A master hears what is of an old session."""
+    """A master accepts messages of an old session."""
 
     __slots__ = ()
 
@@ -388,7 +381,7 @@ class ActiveWithoutGroups(Master):
 
 @mutant(180)
 class FeedsWhatIsGone(Master):
-    """A replica that is too slow for what is kept is fed on."""
+    """A replica that is behind the trimmed log is fed on."""
 
     __slots__ = ()
 
@@ -402,7 +395,7 @@ class FeedsWhatIsGone(Master):
 
 @mutant(0)
 class NeverSendsAll(Master):
-    """States of groups are not sent whole."""
+    """States of groups are never sent completely."""
 
     __slots__ = ()
 
@@ -416,7 +409,7 @@ class NeverSendsAll(Master):
 
 @mutant(18)
 class LabelsAtOnce(Replica):
-    """A replica is labelled before it has what lies before the start."""
+    """A replica is labelled before it has the messages before the start."""
 
     __slots__ = ()
 
@@ -430,24 +423,24 @@ class LabelsAtOnce(Replica):
 
 @mutant(LOSS)
 class ForgetsItsLoss(Replica):
-    """A lost copy is labelled at the start of the epoch, as any other."""
+    """A lost copy is labelled at the start of the epoch, like any other."""
 
     __slots__ = ()
 
     def _advance(self) -> list[Command]:
-        told, has = self._master_safe, self._has_groups
+        master_safe, has = self._master_safe, self._has_groups
         self._has_groups = True
         if self.copy.label == LOST:
-            self._master_safe = min(told, self.start or 0)
+            self._master_safe = min(master_safe, self.start or 0)
         try:
             return super()._advance()
         finally:
-            self._master_safe, self._has_groups = told, has
+            self._master_safe, self._has_groups = master_safe, has
 
 
 @mutant(LOSS)
 class ForgetsLostGroups(Replica):
-    """A lost copy is labelled though its groups have not come."""
+    """A lost copy is labelled before its groups have arrived."""
 
     __slots__ = ()
 
@@ -461,7 +454,7 @@ class ForgetsLostGroups(Replica):
 
 @mutant(4)
 class HearsWhatIsVoid(Replica):
-    """A replica hears what was sent before it told how it stands."""
+    """A replica accepts messages that were sent before it reported its standing."""
 
     __slots__ = ()
 
@@ -471,7 +464,7 @@ class HearsWhatIsVoid(Replica):
 
 @mutant(874)
 class HearsOldMasters(Replica):
-    """A replica hears any session."""
+    """A replica accepts messages of any session."""
 
     __slots__ = ()
 
@@ -481,7 +474,7 @@ class HearsOldMasters(Replica):
 
 @mutant(105)
 class SaysWhatIsNotOnDisk(Replica):
-    """A replica says to have what is not on its disk yet."""
+    """A replica reports messages that are not on its disk yet."""
 
     __slots__ = ()
 
@@ -495,7 +488,7 @@ class SaysWhatIsNotOnDisk(Replica):
 
 @mutant(118)
 class KeepsWhatTheMasterHasNot(Replica):
-    """A replica does not cut off what the master has not."""
+    """A replica does not cut off messages that the master does not have."""
 
     __slots__ = ()
 
@@ -508,7 +501,7 @@ class KeepsWhatTheMasterHasNot(Replica):
 
 @mutant(21)
 class ShowsTooMuch(Replica):
-    """A replica shows what it has, not what is safe."""
+    """A replica shows all its messages, not only safe ones."""
 
     __slots__ = ()
 
@@ -519,7 +512,7 @@ class ShowsTooMuch(Replica):
 
 @mutant(None)
 class TakesGaps(Replica):
-    """A replica takes changes of groups though there is a gap before them."""
+    """A replica accepts changes of groups behind a gap."""
 
     __slots__ = ()
 
@@ -531,7 +524,7 @@ class TakesGaps(Replica):
 
 @mutant(None)
 class TakesAnything(Replica):
-    """A replica does not look at what lies before what it is sent."""
+    """A replica does not check what comes before the messages it receives."""
 
     __slots__ = ()
 
@@ -541,7 +534,7 @@ class TakesAnything(Replica):
 
 @mutant(245)
 class TrimsAhead(Replica):
-    """A replica trims what is not on its disk yet."""
+    """A replica trims messages that are not on its disk yet."""
 
     __slots__ = ()
 
@@ -559,7 +552,7 @@ class TrimsAhead(Replica):
 
 @mutant(UNITS)
 class CountsHalves(Master):
-    """What is safe may end within a unit."""
+    """The safe part of the log may end within a unit."""
 
     __slots__ = ()
 
@@ -569,30 +562,30 @@ class CountsHalves(Master):
 
 @mutant(UNITS)
 class ForgetsUnits(Master):
-    """A unit is forgotten when something is counted."""
+    """Units are forgotten when a replica reports."""
 
     __slots__ = ()
 
     def _declare_safe(self) -> list[Command]:
-        found = super()._declare_safe()
+        commands = super()._declare_safe()
         self._units = []
-        return found
+        return commands
 
 
 @mutant(UNITS)
 class LeadsWithAHalf(Master):
-    """A master does not cut off a part of a unit before it leads."""
+    """A master does not cut off an incomplete unit before it leads."""
 
     __slots__ = ()
 
     def _label_if_whole(self) -> list[Command]:
-        told = super()._label_if_whole()
-        return [Label(self.epoch, groups=True) if isinstance(c, CutHalf) else c for c in told]
+        commands = super()._label_if_whole()
+        return [Label(self.epoch, groups=True) if isinstance(c, CutHalf) else c for c in commands]
 
 
 @mutant(UNITS)
 class KnowsNoCut(Master):
-    """A master does not know that its log is shorter without a part of a unit."""
+    """A master does not know that its log is shorter after an incomplete unit was cut off."""
 
     __slots__ = ()
 
@@ -602,7 +595,7 @@ class KnowsNoCut(Master):
 
 @mutant(Case("abc", "b", units="1"))
 class ShowsHalves(Replica):
-    """Readers at a replica see a part of a unit."""
+    """Readers at a replica see an incomplete unit."""
 
     __slots__ = ()
 

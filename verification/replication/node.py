@@ -1,20 +1,20 @@
-"""A node with one copy of a stream, as the proof sees it: the production machines, a disk, and the duties of a driver.
+"""A node with one copy of a stream for the proof: the production machines, a disk, and the duties of a driver.
 
-The same node serves the exploration (`replication_model`) and the simulation (`replication_world`). What is written
-waits in a *line*, and is on disk later, in order; a crash keeps some of the first things in it. Every message that is
-published and every change of groups is different, so what is lost, doubled or exchanged is seen.
+The exploration (`model`) and the simulation (`world`) use the same node. Data to be written
+waits in a *line*, and is on disk later, in order; a crash keeps some of the first items of the line. Every published
+message and every change of groups is different, so any loss, doubling or exchange is seen.
 
-The node remembers, beyond crashes, what it has said: what it declared safe in which epoch, and what it had when it
-began to lead. `contradiction` compares two nodes by that:
+The node remembers, beyond crashes, its claims: what it declared safe in which epoch, and what it had when it began to
+lead. `contradiction` compares two nodes by that:
 
-1. who leads has all messages and all changes of groups that were declared safe in earlier epochs, and the same;
+1. a leader has all messages and all changes of groups that were declared safe in earlier epochs, and the same;
 2. what two masters declare safe is the same, and what any copy shows to readers is part of it;
 3. a label on disk means that all that was declared safe in earlier epochs is on disk, too;
 4. one master leads in an epoch (`holdings`).
 
-And by itself it sees that a part of a unit is never declared safe, never shown to readers, and never led with, that
-machines raise nothing, that a copy is cut between batches only and never below what is safe, and that a standing is
-what is on disk.
+And each node by itself checks that a part of a unit is never declared safe, never shown to readers, and never led with,
+that machines raise nothing, that a copy is cut between batches only and never below what is safe, and that a standing
+is what is on disk.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Entry(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some of a log, from an offset on."""
+    """A part of a log, from an offset on."""
 
     base: int
     values: tuple[str, ...]
 
     @property
     def end(self) -> int:
-        """The offset after it."""
+        """Return the offset after the part."""
         return self.base + len(self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Appoint:
-    """Metadata: you are the master of this epoch."""
+    """Metadata appoint a master for this epoch."""
 
     epoch: int
     sets: tuple[tuple[Id, ...], ...]
@@ -68,7 +68,7 @@ class Appoint:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """To metadata: a majority has the label of this epoch."""
+    """A master reports to metadata that a majority has the label of this epoch."""
 
     epoch: int
 
@@ -83,7 +83,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The promise is made."""
+    """The promise of the receiver."""
 
     session: int
     standing: Standing
@@ -91,12 +91,12 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A node has started, or its links were cut: whatever session there was is over."""
+    """A node has started, or its links were cut: any session has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What machines say, with what belongs to it."""
+    """A message of a machine, with the data that belongs to it."""
 
     message: m.Message
     payload: tuple[Any, ...] = ()
@@ -104,7 +104,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Something to be written."""
+    """A write that waits in the line."""
 
     command: Any
     payload: tuple[Any, ...] = ()
@@ -112,41 +112,41 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What was published, under an epoch."""
+    """A published batch, under an epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What a driver does; mutants do it wrong."""
+    """The duties of a driver; mutants neglect them."""
 
     master: type[Master] = Master
     replica: type[Replica] = Replica
     keeps_promise: bool = True
-    """The promise is on disk before it is told."""
+    """A promise is on disk before it is sent."""
     drains: bool = True
-    """What was being written is written before a standing is told."""
+    """The line is written before a standing is sent."""
     marks_loss: bool = True
-    """A damaged copy is LOST."""
+    """A damaged copy is marked LOST."""
     asks_both: bool = True
-    """A master that recovers asks the set that was active, too."""
+    """A recovering master also asks the set that was active."""
     goes_on_late: bool = False
-    """A master goes on although it has missed an epoch."""
+    """A master continues although it has missed an epoch."""
     stops: bool = True
     """A master that promises a later epoch stops at once."""
     in_order: bool = True
-    """What is to be written is written in the order in which it was said."""
+    """Writes happen in the order in which they were requested."""
     knows_sessions: bool = True
-    """A promise counts for the session, and the epoch, it was asked for in."""
+    """A promise counts only for the session and epoch in which it was requested."""
     at_once: int = 1_000
-    """How many batches a master pushes to a replica before it looks at something else."""
+    """How many batches a master pushes to a replica before it does something else."""
     waits_for_active: bool = True
-    """Metadata change who votes only when the epoch is active."""
+    """Metadata change the voters only when the epoch is active."""
 
 
 class Disk:
-    """What would be there after a crash."""
+    """The content that a crash would leave."""
 
     __slots__ = ("entries", "first", "groups", "label", "promise", "states")
 
@@ -160,38 +160,38 @@ class Disk:
 
     @property
     def end(self) -> int:
-        """The offset after the log."""
+        """Return the offset after the log."""
         return self.first + len(self.entries)
 
     def runs(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
-        """Of which epochs a part is."""
-        found: list[tuple[int, int]] = []
+        """Return the epochs of a part of the log, with their offsets."""
+        runs: list[tuple[int, int]] = []
         for offset in range(begin, end):
             epoch = self.entries[offset - self.first].epoch
-            if found and found[-1][0] == epoch:
-                found.pop()
-            found.append((epoch, offset + 1))
-        return tuple(found)
+            if runs and runs[-1][0] == epoch:
+                runs.pop()
+            runs.append((epoch, offset + 1))
+        return tuple(runs)
 
     @property
     def whole(self) -> int:
-        """The offset up to which units are whole."""
+        """Return the offset up to which units are complete."""
         left = len(self.entries)
         while left and self.entries[left - 1].more:
             left -= 1
         return self.first + left
 
     def halved(self, end: int) -> bool:
-        """Whether a unit goes on behind this offset."""
+        """Return whether a unit continues behind this offset."""
         return self.first < end <= self.end and self.entries[end - self.first - 1].more
 
     def standing(self) -> Standing:
-        """How the copy stands."""
+        """Return the standing of the copy."""
         runs = self.runs(self.first, self.end)
         return Standing(self.label, self.first, self.end, runs, self.groups)
 
     def read(self, begin: int, end: int) -> tuple[Entry, ...]:
-        """Some of the log."""
+        """Return a part of the log."""
         if not self.first <= begin <= end <= self.end:
             raise Violation(
                 "not there", f"[{begin}, {end}) is read of a log of [{self.first}, {self.end})"
@@ -199,12 +199,14 @@ class Disk:
         return tuple(self.entries[begin - self.first : end - self.first])
 
     def ends(self) -> list[int]:
-        """The offsets after each batch, and the first one."""
-        found = [self.first + at + 1 for at, entry in enumerate(self.entries) if entry.last]
-        return [self.first, *found]
+        """Return the first offset, and the offsets after each batch."""
+        ends_of_batches = [
+            self.first + at + 1 for at, entry in enumerate(self.entries) if entry.last
+        ]
+        return [self.first, *ends_of_batches]
 
     def part(self, end: int | None = None) -> Part:
-        """The log, or what is before `end`."""
+        """Return the log, or its part before `end`."""
         entries = self.entries if end is None else self.entries[: max(0, end - self.first)]
         return Part(self.first, tuple(entry.value for entry in entries))
 
@@ -214,7 +216,7 @@ class CopyNode(Plain):
 
     __slots__ = (
         "active", "before", "declared", "declared_groups", "disk", "habits", "id", "led",
-        "line", "machine", "names", "number", "sessions", "shown", "told",
+        "line", "machine", "names", "news", "number", "sessions", "shown",
     )  # fmt: skip
     constant: tuple[str, ...] = ("habits", "id", "names")
 
@@ -223,10 +225,10 @@ class CopyNode(Plain):
         self.disk = Disk()
         self.line: list[Job] = []
         self.machine: Master | Replica = habits.replica(Copy())
-        self.sessions: dict[Id, int] = {}  # of a master, with whom
-        self.told: dict[Id, Any] = {}  # what each replica was told last
-        self.active = 0  # the epoch of which was told that it is active
-        self.before = 0  # changes of groups that there were when the epoch began
+        self.sessions: dict[Id, int] = {}  # a master's session with each replica
+        self.news: dict[Id, Any] = {}  # the last news sent to each replica
+        self.active = 0  # the epoch that was reported as active
+        self.before = 0  # changes of groups before the epoch began
         # for the proof
         self.number = 0  # of messages and changes
         self.led: dict[int, tuple[Part, tuple[str, ...]]] = {}
@@ -234,15 +236,15 @@ class CopyNode(Plain):
         self.declared_groups: dict[int, tuple[str, ...]] = {}
         self.shown = Part(0, ())
 
-    # ------------------------------------------------------------ what happens to it
+    # ------------------------------------------------------------ events
 
     @property
     def leads(self) -> bool:
-        """Whether it takes what is published."""
+        """Return whether the node takes published messages."""
         return isinstance(self.machine, Master) and self.machine.phase is Phase.LEAD
 
     def hear(self, sender: Id, message: Any) -> Sent:
-        """A message comes."""
+        """Take a message; return the messages that follow."""
         match message:
             case Appoint():
                 return self._guarded(lambda: self._appoint(message))
@@ -254,7 +256,7 @@ class CopyNode(Plain):
                 return self._guarded(lambda: self._take(sender, message))
 
     def _guarded(self, act: Callable[[], Sent]) -> Sent:
-        """Do it, and what follows; whatever a machine raises is a violation."""
+        """Perform `act` and what follows; an exception of a machine is a violation."""
         try:
             sent = act()
             sent += self._pump()
@@ -275,7 +277,7 @@ class CopyNode(Plain):
         return sent
 
     def publish(self, count: int) -> Sent:
-        """A batch is given to the disk."""
+        """Put a batch into the line."""
         assert isinstance(self.machine, Master)
         entries = tuple(
             Entry(self.machine.epoch, self._fresh(), at == count - 1) for at in range(count)
@@ -284,7 +286,7 @@ class CopyNode(Plain):
         return []
 
     def publish_unit(self, count: int) -> Sent:
-        """A unit of so many batches is given to the disk."""
+        """Put a unit of `count` batches into the line."""
         assert isinstance(self.machine, Master)
         epoch = self.machine.epoch
         unit = (Entry(epoch, self._fresh(), True, n < count - 1) for n in range(count))
@@ -292,7 +294,7 @@ class CopyNode(Plain):
         return []
 
     def change(self) -> Sent:
-        """The state of a group changes."""
+        """Change the state of a group."""
         master = self.machine
         assert isinstance(master, Master)
         master.number += 1
@@ -305,7 +307,7 @@ class CopyNode(Plain):
         return f"{self.id}{self.number}"
 
     def trim(self, first: int) -> Sent:
-        """The master does not keep what lies before any more."""
+        """Drop all messages before `first` at the master."""
         master = self.machine
         assert isinstance(master, Master)
 
@@ -317,7 +319,7 @@ class CopyNode(Plain):
         return self._guarded(act)
 
     def sync(self, most: int | None = None) -> Sent:
-        """Some of the first things in the line are on disk, or all."""
+        """Write the first `most` items of the line to disk, or all."""
 
         def act() -> Sent:
             sent: Sent = []
@@ -328,14 +330,14 @@ class CopyNode(Plain):
         return self._guarded(act)
 
     def crash(self, keep: int = 0, torn: bool = False) -> Sent:
-        """It is gone, and comes back with what was on disk: of the line, so many things; of the next, a batch."""
+        """Crash and restart with the disk, the first `keep` items of the line, and if `torn` a batch of the next."""
         for job in self.line[:keep]:
             self._store(job)
         if torn and keep < len(self.line):
             job = self.line[keep]
             if isinstance(job.command, m.Write | Append):
-                one = next(at for at, entry in enumerate(job.payload) if entry.last)
-                self._store(Job(job.command, job.payload[: one + 1]))
+                last = next(at for at, entry in enumerate(job.payload) if entry.last)
+                self._store(Job(job.command, job.payload[: last + 1]))
         if not self.habits.keeps_promise:
             self.disk.promise = 0
         return self._restart()
@@ -343,15 +345,15 @@ class CopyNode(Plain):
     def _restart(self) -> Sent:
         self.line.clear()
         self.machine = self.habits.replica(Copy.of(self.disk.standing(), whole=self.disk.whole))
-        self.sessions, self.told = {}, {}
+        self.sessions, self.news = {}, {}
         return self.greetings()
 
     def greetings(self) -> Sent:
-        """To everybody: there is no session any more."""
+        """Return a message to all nodes: all sessions have ended."""
         return [(other, Hello()) for other in self.names if other != self.id]
 
     def damage(self, lost: int, groups: bool) -> Sent:
-        """The last so many messages are gone, and perhaps the groups; it is noticed, and said."""
+        """Lose the last `lost` messages, and perhaps the groups; the node notices, and says so."""
 
         def act() -> Sent:
             self.line.clear()
@@ -373,13 +375,13 @@ class CopyNode(Plain):
 
     @property
     def may_fail(self) -> bool:
-        """Whether something can fail to be written now."""
+        """Return whether a write can fail now."""
         if not self.line or isinstance(self.machine, Master):
             return False
         return isinstance(self.line[0].command, m.Write | m.Label | m.WriteGroups)
 
     def fail(self) -> Sent:
-        """The disk is full: what is first in the line is not written, nor what is of its kind."""
+        """Fill the disk: the first item of the line is not written, nor others of its kind."""
 
         def act() -> Sent:
             replica = self.machine
@@ -393,7 +395,7 @@ class CopyNode(Plain):
         return self._guarded(act)
 
     def renew(self, other: Id) -> Sent:
-        """The session with another node is over, and the next one begins."""
+        """End the session with another node, and begin the next one."""
         master = self.machine
         if not isinstance(master, Master) or other not in self.sessions:
             return []
@@ -401,7 +403,7 @@ class CopyNode(Plain):
         return sent + self._open(other)
 
     def part(self, other: Id) -> Sent:
-        """The session with another node is over; for now there is no other."""
+        """End the session with another node, without a next one for now."""
         master = self.machine
         if not isinstance(master, Master) or other not in self.sessions:
             return []
@@ -428,7 +430,7 @@ class CopyNode(Plain):
         self.disk.promise = appoint.epoch
         sets = appoint.sets if self.habits.asks_both else appoint.sets[:1]
         master = self.habits.master(self.id, self.machine.copy, appoint.epoch, sets)
-        self.machine, self.sessions, self.told = master, {}, {}
+        self.machine, self.sessions, self.news = master, {}, {}
         sent += self._do(master.go_on() if goes_on else master.begin(), ())
         for other in appoint.others:
             sent += self._open(other)
@@ -448,7 +450,7 @@ class CopyNode(Plain):
             if not self.habits.stops:
                 return [*sent, (sender, Fenced(fence.session, machine.copy.standing()))]
             self.machine = self.habits.replica(machine.copy)
-            self.sessions, self.told = {}, {}
+            self.sessions, self.news = {}, {}
         replica = self.machine
         assert isinstance(replica, Replica)
         standing = replica.fenced(sender, fence.epoch, fence.session)
@@ -483,20 +485,20 @@ class CopyNode(Plain):
                 return []
             return self._do(machine.stands(sender, message.session, message.standing), ())
         assert isinstance(message, Data)
-        said, payload = message.message, message.payload
-        match said:
+        body, payload = message.message, message.payload
+        match body:
             case m.Stands():
-                if self.sessions.get(sender) != said.session:
+                if self.sessions.get(sender) != body.session:
                     return []
-                return self._do(machine.stands(sender, said.session, said.standing), ())
+                return self._do(machine.stands(sender, body.session, body.standing), ())
             case m.Has():
-                return self._do(machine.has(sender, said), ())
+                return self._do(machine.has(sender, body), ())
             case m.HasGroups():
-                return self._do(machine.has_groups(sender, said), ())
+                return self._do(machine.has_groups(sender, body), ())
             case m.Fetched():
-                return self._do(machine.fetched(sender, said), payload)
+                return self._do(machine.fetched(sender, body), payload)
             case m.FetchedGroups():
-                return self._do(machine.fetched_groups(sender, said), payload)
+                return self._do(machine.fetched_groups(sender, body), payload)
         return []
 
     def _answer(self, sender: Id, replica: Replica, fetch: m.Fetch | m.FetchGroups) -> Sent:
@@ -514,7 +516,7 @@ class CopyNode(Plain):
         return [(sender, Data(fetched, disk.read(fetch.begin, end)))]
 
     def _pump(self) -> Sent:
-        """A master says what there is to say."""
+        """Send all pending news of a master."""
         master, sent = self.machine, list[tuple[Id, Any]]()
         if not isinstance(master, Master) or master.phase is not Phase.LEAD:
             return []
@@ -532,12 +534,12 @@ class CopyNode(Plain):
         for _ in range(self.habits.at_once):
             end = next((end for end in ends if end > peer.next), None)
             news = (peer.session, peer.standing, master.copy.safe, master.copy.first)
-            if end is None and self.told.get(node) == news:
+            if end is None and self.news.get(node) == news:
                 break
             push = master.push(node, peer.next if end is None else end)
             if push is None:
                 break
-            self.told[node] = news
+            self.news[node] = news
             payload = disk.read(push.base, push.end) if push.runs else ()
             sent.append((node, Data(push, payload)))
         while master.copy.groups[0] == master.epoch:
@@ -656,20 +658,20 @@ class CopyNode(Plain):
         disk.first = first
 
     def holdings(self) -> int:
-        """The epochs it has led: nobody else may have led one of them."""
+        """Return the epochs this node has led: no other node may have led one of them."""
         return sum(1 << epoch for epoch in self.led)
 
 
 # ---------------------------------------------------------------- two nodes, taken together
 
 
-def contradiction(one: CopyNode, two: CopyNode) -> Violation | None:
-    """What is wrong with two nodes (or with one, taken twice)."""
-    for mine, theirs in ((one, two), (two, one)):
+def contradiction(first: CopyNode, second: CopyNode) -> Violation | None:
+    """Return the contradiction between two nodes (or within one, taken twice), or None."""
+    for mine, theirs in ((first, second), (second, first)):
         for epoch, part in mine.declared.items():
-            found = _beside(mine.id, epoch, part, theirs)
-            if found is not None:
-                return found
+            violation = _beside(mine.id, epoch, part, theirs)
+            if violation is not None:
+                return violation
         for epoch, states in mine.declared_groups.items():
             for later, (_, had) in theirs.led.items():
                 if later > epoch and had[: len(states)] != states:
@@ -679,7 +681,7 @@ def contradiction(one: CopyNode, two: CopyNode) -> Violation | None:
 
 
 def _beside(who: Id, epoch: int, part: Part, other: CopyNode) -> Violation | None:
-    """Whether what was declared safe is with another node as it must be."""
+    """Check what was declared safe against another node."""
     for later, (log, _) in other.led.items():
         if later > epoch and not contains(log, part):
             text = f"{other.id} leads epoch {later} with {log}; {who} had {part}, safe in {epoch}"
@@ -696,14 +698,14 @@ def _beside(who: Id, epoch: int, part: Part, other: CopyNode) -> Violation | Non
 
 
 def contains(log: Part, part: Part) -> bool:
-    """Whether a log has this part, as far as it keeps that."""
+    """Return whether a log has this part, as far as the log still keeps it."""
     return log.end >= part.end and _agrees(log, part)
 
 
-def _agrees(one: Part, two: Part) -> bool:
-    begin, end = max(one.base, two.base), min(one.end, two.end)
+def _agrees(first: Part, second: Part) -> bool:
+    begin, end = max(first.base, second.base), min(first.end, second.end)
     return (
-        one.values[begin - one.base : end - one.base]
-        == (two.values[begin - two.base : end - two.base])
+        first.values[begin - first.base : end - first.base]
+        == (second.values[begin - second.base : end - second.base])
         or begin >= end
     )

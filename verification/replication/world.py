@@ -1,16 +1,16 @@
-"""Copies of a stream, simulated: metadata that moves on at any time, and nodes, disks and links that fail.
+"""Simulate copies of a stream: metadata that changes at any time, and nodes, disks and links that fail.
 
-There is no clock: what happens next is drawn. So nothing here stands on leases: metadata appoints another master
-whenever it likes, and the one before goes on until it hears of that, which may be never. Checked at every step is what
-`replication_node` says, of all nodes; and when the faults are over:
+There is no clock: the next event is drawn at random. So nothing here depends on leases: metadata appoints another
+master at any time, and the old master continues until it hears of that, which may be never. Checked at every step are
+the rules of `node`, for all nodes; and when the faults are over:
 
-* all copies come to be the same, with all that was ever safe, and what is published then is safe everywhere
-  (unless copies that are LOST leave no majority: then nobody can lead, which is right, and is counted).
+* all copies become the same, with all that was ever safe, and messages that are published then are safe everywhere
+  (unless copies that are LOST leave no majority: then no node can lead, which is right, and is counted).
 
-What fails: nodes crash, and lose what was not on disk, or some of it; sessions are over, with what was under way, or
-some of it comes late; nodes are away for a while, disks are slow, or full; copies are damaged, which is noticed. Faults
-are spiteful: they like to hit who leads or writes, and several come at once (`strike`). Meanwhile masters change,
-learners become voters and voters learners, messages are trimmed, and groups change.
+Faults: nodes crash, and lose what was not on disk, or some of it; sessions end, with their messages under way, or some
+of these come late; nodes are away for a while, disks are slow, or full; copies are damaged, which is noticed. Faults
+prefer nodes that lead or write, and several come at once (`strike`). Meanwhile masters change, learners become voters
+and voters learners, messages are trimmed, and groups change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from verification.replication.node import (
 )
 from verification.rescale.model import Violation
 
-MOST: Final = 40_000  # things that may happen until all is at rest
+MAX_EVENTS: Final = 40_000  # until the nodes are at rest
 
 MORE: Final[dict[str, dict[str, float]]] = {
     "": {},
@@ -44,11 +44,11 @@ MORE: Final[dict[str, dict[str, float]]] = {
     "loss": {"damage": 0.02, "strike": 0.03, "weather": 0.03, "appoint": 0.002},
     "full": {"fail": 0.15, "strike": 0.02, "change": 0.05, "damage": 0.0, "sync": 0.15},
 }
-"""What some runs have more of."""
+"""The events that some runs have more of, with their weights."""
 
 
 class Metadata:
-    """What the nodes have agreed on: who is master, in which epoch, and who votes."""
+    """What the nodes have agreed on: the master, its epoch, and the voters."""
 
     __slots__ = ("active", "epoch", "is_active", "learners", "master", "voting")
 
@@ -58,32 +58,32 @@ class Metadata:
         self.epoch, self.master, self.is_active = 0, voting[0], True
 
     def hear(self, active: Active) -> None:
-        """A master says that its epoch is active."""
+        """Take the message of a master that its epoch is active."""
         if active.epoch == self.epoch:
             self.is_active, self.active = True, self.voting
 
     def appoint(self, master: Id) -> tuple[Id, Appoint]:
-        """Another master, or the same one again."""
+        """Appoint another master, or the same one again."""
         self.epoch, self.master, self.is_active = self.epoch + 1, master, False
         sets = (self.voting,) if self.voting == self.active else (self.voting, self.active)
         everybody = sorted({*self.voting, *self.active, *self.learners} - {master})
         return master, Appoint(self.epoch, sets, tuple(everybody))
 
     def promote(self, node: Id) -> tuple[Id, Appoint]:
-        """A learner votes from now on."""
+        """Turn a learner into a voter."""
         self.learners = tuple(n for n in self.learners if n != node)
         self.voting = (*self.voting, node)
         return self.appoint(self.master)
 
     def demote(self, node: Id) -> tuple[Id, Appoint]:
-        """A voter learns from now on."""
+        """Turn a voter into a learner."""
         self.voting = tuple(n for n in self.voting if n != node)
         self.learners = (*self.learners, node)
         return self.appoint(self.master)
 
 
 class World:
-    """A run. `seed` decides everything."""
+    """A run. All choices come from `seed`."""
 
     def __init__(self, seed: int, habits: Habits | None = None, steps: int = 600) -> None:
         self.seed, self.steps, self.habits = seed, steps, habits or Habits()
@@ -95,11 +95,11 @@ class World:
         self.metadata = Metadata(voters, learners)
         self.nodes = {id: CopyNode(id, names, self.habits) for id in names}
         self.links: dict[tuple[Id, Id], deque[Any]] = {}
-        self.late: list[tuple[Id, Id, Any]] = []  # what was given up, and comes all the same
-        self.parted: set[tuple[Id, Id]] = set()  # master and replica, without a session
+        self.late: list[tuple[Id, Id, Any]] = []  # messages of ended sessions that arrive late
+        self.parted: set[tuple[Id, Id]] = set()  # masters and replicas without a session
         self.story: list[str] = []
         self.tally: Counter[str] = Counter()
-        # this run: how often what happens
+        # how often each event happens in this run
         rare, seldom, often = 0.002, 0.01, 0.05
         self.odds: dict[str, float] = {
             "deliver": 1.0,
@@ -118,16 +118,16 @@ class World:
             "weather": chance.choice([0.0, seldom, 0.03]),
             "strike": chance.choice([0.0, seldom, 0.03]),
         }
-        about = chance.choice(["", "", "members", "loss", "full"])  # what it has more of
+        about = chance.choice(["", "", "members", "loss", "full"])  # what the run has more of
         self.odds |= MORE[about]
-        self.spite = chance.choice([0.0, 0.5, 0.9])  # how often a fault hits where it hurts
-        self.away: set[Id] = set()  # whom nothing reaches, and from whom nothing comes
-        self.slow: set[Id] = set()  # whose disks are
+        self.spite = chance.choice([0.0, 0.5, 0.9])  # how often a fault hits a critical node
+        self.away: set[Id] = set()  # nodes that are cut off both ways
+        self.slow: set[Id] = set()  # nodes with slow disks
 
     # ------------------------------------------------------------ running
 
     def run(self) -> World:
-        """Let it happen; raises `Violation`."""
+        """Run until all copies are at rest; raises `Violation`."""
         try:
             self.send(ORACLE, [self.metadata.appoint(self.metadata.master)])
             whats, weights = list(self.odds), list(self.odds.values())
@@ -140,11 +140,11 @@ class World:
         return self
 
     def tell(self, text: str) -> None:
-        """A line of the story."""
+        """Add a line to the story."""
         self.story.append(text)
 
     def send(self, sender: Id, messages: list[tuple[Id, Any]]) -> None:
-        """Messages go their way."""
+        """Put messages on their links."""
         for to, message in messages:
             if to == ORACLE:
                 self.metadata.hear(message)
@@ -153,18 +153,18 @@ class World:
                 self.links.setdefault((sender, to), deque()).append(message)
 
     def after(self, node: CopyNode, text: str, sent: list[tuple[Id, Any]]) -> None:
-        """Something has happened to a node."""
+        """Record and check what an event did to a node."""
         self.tell(f"{node.id}: {text}   {node.disk.standing()}")
         self.send(node.id, sent)
         for other in self.nodes.values():
-            found = contradiction(node, other)
-            if found is not None:
-                raise found
+            violation = contradiction(node, other)
+            if violation is not None:
+                raise violation
             if other is not node and other.holdings() & node.holdings():
                 raise Violation("two masters", f"{other.id} and {node.id} have led one epoch")
 
     def pick(self, *, hurts: bool = True) -> CopyNode:
-        """Anybody, or who leads, or writes."""
+        """Return any node, or one that leads or writes."""
         nodes = list(self.nodes.values())
         if hurts and self.chance.random() < self.spite:
             busy = [n for n in nodes if n.line or isinstance(n.machine, Master)]
@@ -172,27 +172,27 @@ class World:
         return self.chance.choice(nodes)
 
     def leaders(self) -> list[CopyNode]:
-        """All who think that they lead."""
+        """Return all nodes that believe they lead."""
         return [node for node in self.nodes.values() if node.leads]
 
-    # ------------------------------------------------------------ what may happen
+    # ------------------------------------------------------------ events
 
     def deliver(self) -> None:
-        """A message comes."""
+        """Deliver the next message of some link."""
         away = self.away
         full = [link for link, waiting in self.links.items() if waiting and not away & set(link)]
         if full:
             self.deliver_on(self.chance.choice(full))
 
     def deliver_on(self, link: tuple[Id, Id]) -> None:
-        """The next message of a link comes."""
+        """Deliver the next message of a link."""
         sender, to = link
         message, node = self.links[link].popleft(), self.nodes[to]
         self.tally["messages"] += 1
         self.after(node, f"← {sender} {message}", node.hear(sender, message))
 
     def sync(self) -> None:
-        """Something gets to disk."""
+        """Write some waiting data to a disk."""
         nodes = [node for node in self.nodes.values() if node.line]
         if nodes:
             node = self.chance.choice(nodes)
@@ -203,7 +203,7 @@ class World:
             self.after(node, f"on disk: {what}", node.sync(most))
 
     def publish(self) -> None:
-        """A master takes a batch, or a unit of several."""
+        """Give a master a batch, or a unit of several batches."""
         for node in self.leaders()[:1]:
             node = self.chance.choice(self.leaders())
             self.tally["published"] += 1
@@ -214,14 +214,14 @@ class World:
                 self.after(node, "publish", node.publish(self.chance.choice([1, 2])))
 
     def change(self) -> None:
-        """The state of a group changes."""
+        """Change the state of a group."""
         if self.leaders():
             node = self.chance.choice(self.leaders())
             self.tally["changes"] += 1
             self.after(node, "change", node.change())
 
     def trim(self) -> None:
-        """A master trims."""
+        """Trim the log of a master."""
         if self.leaders():
             node = self.chance.choice(self.leaders())
             disk, safe = node.disk, node.machine.copy.safe
@@ -232,15 +232,15 @@ class World:
                 self.after(node, f"trim to {first}", node.trim(first))
 
     def appoint(self) -> None:
-        """Metadata has another master, or the same one."""
+        """Let the metadata appoint another master, or the same one."""
         to, message = self.metadata.appoint(self.chance.choice(self.metadata.voting))
         self.tell(f"* appoints {to}: {message}")
         if self.chance.random() < 0.1:
-            return  # it never hears of it
+            return  # the appointed node never hears of it
         self.send(ORACLE, [(to, message)])
 
     def members(self) -> None:
-        """Somebody votes who did not, or the other way."""
+        """Promote or demote a node."""
         metadata = self.metadata
         if not metadata.is_active and self.habits.waits_for_active:
             return
@@ -256,7 +256,7 @@ class World:
         self.send(ORACLE, [change])
 
     def crash(self) -> None:
-        """A node crashes, and comes back."""
+        """Crash and restart a node."""
         node = self.pick()
         keep = self.chance.choice([0, self.chance.randint(0, len(node.line))])
         self.tally["crashes"] += 1
@@ -267,7 +267,7 @@ class World:
         self.after(node, f"crash, keeps {keep}", node.crash(keep, torn))
 
     def _lose(self, sender: Id, to: Id) -> None:
-        """Some of the last messages of a link are lost; what is before comes yet."""
+        """Lose some of the last messages of a link; earlier messages still arrive."""
         waiting = self.links.setdefault((sender, to), deque())
         for _ in range(self.chance.choice([0, len(waiting), self.chance.randint(0, len(waiting))])):
             message = waiting.pop()
@@ -275,7 +275,7 @@ class World:
                 self.late.append((sender, to, message))
 
     def straggle(self) -> None:
-        """Something of a session that is over comes."""
+        """Deliver a message of an ended session."""
         if self.late:
             sender, to, message = self.late.pop(self.chance.randrange(len(self.late)))
             node = self.nodes[to]
@@ -283,30 +283,30 @@ class World:
             self.after(node, f"← {sender}, late: {message}", node.hear(sender, message))
 
     def part(self) -> None:
-        """A session is over."""
-        one = self.pick()
-        others = [other for other in self.nodes.values() if other is not one]
+        """End the session of two nodes; messages under way may be lost."""
+        first = self.pick()
+        others = [other for other in self.nodes.values() if other is not first]
         if not others:
             return
-        two = self.chance.choice(others)
+        second = self.chance.choice(others)
         self.tally["sessions over"] += 1
-        for link in ((one.id, two.id), (two.id, one.id)):
+        for link in ((first.id, second.id), (second.id, first.id)):
             self._lose(*link)
-        for node, other in ((one, two), (two, one)):
+        for node, other in ((first, second), (second, first)):
             self.parted.add((node.id, other.id))
             self.after(node, f"no session with {other.id}", node.part(other.id))
         if self.chance.random() < 0.7:
             self.meet()
 
     def meet(self) -> None:
-        """Sessions begin again."""
-        for one, two in sorted(self.parted):
-            node = self.nodes[one]
-            self.after(node, f"a session with {two}", node.renew(two))
+        """Begin new sessions between nodes that have none."""
+        for master, replica in sorted(self.parted):
+            node = self.nodes[master]
+            self.after(node, f"a session with {replica}", node.renew(replica))
         self.parted.clear()
 
     def fail(self) -> None:
-        """A disk is full."""
+        """Let a write fail because a disk is full."""
         nodes = [node for node in self.nodes.values() if node.may_fail]
         if nodes:
             node = self.chance.choice(nodes)
@@ -314,23 +314,24 @@ class World:
             self.after(node, "disk full", node.fail())
 
     def damage(self) -> None:
-        """A copy is damaged, and knows it."""
+        """Damage a copy, which notices."""
         node = self.pick()
         self.tally["damages"] += 1
         lost = self.chance.choice([0, 1, 2, 100])
         self.after(node, f"damage, {lost}", node.damage(lost, self.chance.random() < 0.5))
 
     def weather(self) -> None:
-        """Other nodes are away, and other disks are slow."""
+        """Cut off other nodes, and slow down other disks."""
         names, chance = list(self.nodes), self.chance
         self.away = set(chance.sample(names, chance.choice([0, 1, 1, len(names) // 2])))
         self.slow = set(chance.sample(names, chance.choice([0, 0, 1, len(names) // 2])))
         self.tell(f"away: {sorted(self.away)}, slow disks: {sorted(self.slow)}")
 
     def strike(self) -> None:
-        """All at once: who leads is away, somebody who has heard of it crashes or is damaged, and another is appointed.
+        """Combine faults: the leader is cut off, a node that has heard of it crashes or is damaged, and another is
+        appointed.
 
-        So what was acknowledged has to be with those who are left.
+        So acknowledged messages have to be on the nodes that are left.
         """
         leaders, chance = self.leaders(), self.chance
         if not leaders:
@@ -349,7 +350,7 @@ class World:
             else:
                 node = chance.choice(others)
                 self.after(node, "crash", node.crash(chance.randint(0, len(node.line))))
-        if chance.random() < 0.3:  # it hears of its master once more
+        if chance.random() < 0.3:  # the node hears of its master once more
             self.away = set()
             for _ in range(chance.randint(1, 10)):
                 self.deliver()
@@ -363,7 +364,7 @@ class World:
     # ------------------------------------------------------------ afterwards
 
     def come_to_rest(self) -> None:
-        """The faults are over: one is appointed, and all copies come to be the same."""
+        """Check the end of faults: a master is appointed, and all copies become the same."""
         self.tell("the faults are over")
         self.away, self.slow = set(), set()
         self.meet()
@@ -371,10 +372,10 @@ class World:
             for other in self.nodes:
                 if other != node.id:
                     self.send(node.id, [(other, Hello())])
-        # What was being written as a master belongs to the run, too.
+        # Data that a former master was still writing belongs to the run, too.
         self._settle()
-        for one in (self.metadata.voting, self.metadata.active):
-            if sum(self.nodes[n].disk.label != LOST for n in one) * 2 <= len(one):
+        for voters in (self.metadata.voting, self.metadata.active):
+            if sum(self.nodes[n].disk.label != LOST for n in voters) * 2 <= len(voters):
                 self.tally["without a majority"] += 1
                 return
         self.send(ORACLE, [self.metadata.appoint(self.chance.choice(self.metadata.voting))])
@@ -382,7 +383,7 @@ class World:
         leader = self.nodes[self.metadata.master]
         if not leader.leads or not self.metadata.is_active:
             raise Violation("stuck", f"{leader.id} does not lead: {leader.machine}")
-        self._compare(leader)  # readers see all there is without anything new
+        self._compare(leader)  # readers see all messages without a new publish
         self.after(leader, "publish", leader.publish(2))
         self.after(leader, "change", leader.change())
         self._settle()
@@ -390,7 +391,7 @@ class World:
         self._compare(leader)
 
     def _settle(self) -> None:
-        for _ in range(MOST):
+        for _ in range(MAX_EVENTS):
             full = [link for link, waiting in self.links.items() if waiting]
             lines = [node for node in self.nodes.values() if node.line]
             if full and (not lines or self.chance.random() < 0.7):
@@ -400,7 +401,7 @@ class World:
                 self.after(node, "on disk", node.sync(self.chance.choice([1, None])))
             else:
                 return
-        raise Violation("storm", "it never comes to rest")
+        raise Violation("storm", "the nodes never come to rest")
 
     def _compare(self, leader: CopyNode) -> None:
         wanted = leader.disk
@@ -414,20 +415,20 @@ class World:
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     tally: Counter[str]
     violation: Violation | None = None
     story: list[str] = field(default_factory=list)
 
-    def told(self, last: int = 60) -> str:
-        """The end of the story."""
+    def story_end(self, last: int = 60) -> str:
+        """Return the end of the story, for people."""
         return "\n".join([f"seed {self.seed}", *self.story[-last:], f"  {self.violation}"])
 
 
 def simulate(seed: int, habits: Habits | None = None, **more: Any) -> Outcome:
-    """One run."""
+    """Run the world of a seed; an outcome has the violation and the story."""
     world = World(seed, habits, **more)
     try:
         world.run()

@@ -1,8 +1,8 @@
-"""A worker as the proof sees it: production distributors, chained stage by stage, around model operators.
+"""Model of a worker for the proof: production distributors, chained stage by stage, around model operators.
 
-The model operator keeps, for each key, how many records of each origin it has processed. Records are numbered,
-so the operator itself notices the moment a record is lost, doubled or out of order, or meets the wrong state:
-it raises a `Violation`. The same worker serves the exhaustive explorer and the simulator.
+The model operator keeps, for each key, how many records of each origin it has processed. Records are numbered, so the
+operator itself notices the moment a record is lost, doubled or out of order, or meets the wrong state: it raises a
+`Violation`. The exhaustive explorer and the simulator use the same worker.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from railgun.hashing import Hashes
 from verification.rescale.rows import Item, Rows
 
 Counts = dict[int, int]
-"""Of each origin, the last record processed."""
+"""By origin: the number of the last record processed."""
 
 SCATTER = 0x9E37_79B9_7F4A_7C15
-"""What keys are multiplied by to be put in another order: of k1, k2 and k3 it is k2, k1, k3."""
+"""The factor that puts keys in another order: k1, k2 and k3 become k2, k1, k3."""
 
 TIMER = -1
-"""The origin a key's state counts its own timers under."""
+"""The origin under which a key's state counts its own timers."""
 
 
 class Moved(NamedTuple):
-    """The state of a key on its way: whether it has ended, and the time it has been brought to."""
+    """The state of a key that moves: its counts, whether it has ended, and the time it has been brought to."""
 
     counts: Counts
     ended: bool
@@ -40,7 +40,7 @@ class Moved(NamedTuple):
 
 
 class Violation(Exception):  # noqa: N818 - it is found, not made
-    """A property does not hold: `kind` names it, the text tells the case."""
+    """A property does not hold: `kind` names the property, the text describes the case."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(kind, text)
@@ -54,8 +54,8 @@ class Violation(Exception):  # noqa: N818 - it is found, not made
 class CountingOperator:
     """Counts records by key and origin, checks them, and emits one record for each to the next stage.
 
-    One that forgets keeps no state and passes records on as they are: the next stage sees their order. One with
-    timers emits once more for each key whenever it is brought to its time before it moves.
+    An operator that `forgets` keeps no state and passes records on as they are: the next stage checks their order. An
+    operator with `timers` emits one more record for each key whenever the key is brought to its time before it moves.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class CountingOperator:
         self.frontier = MIN
 
     def process(self, rows: Rows) -> Rows | None:
-        """Count each record; what goes to the next stage, if there is one."""
+        """Count each record; return the records for the next stage, or None without a next stage."""
         emitted = []
         for item in rows.items:
             if item.time < self.frontier:
@@ -107,12 +107,12 @@ class CountingOperator:
         return Rows(emitted) if emitted else None
 
     def emit(self, key: int, time: int) -> Item:
-        """The next record of a key for the next stage: as many as its state has counted."""
+        """Return the next record of a key for the next stage: its number is the count of the key's state."""
         assert self.onward is not None
         return Item(self.onward(key), key, sum(self.states[key].values()), time)
 
     def fire(self, hashes: Hashes) -> Rows | None:
-        """What the timers of these keys emit before they move; none is in the past of its key."""
+        """Return what the timers of these keys emit before the keys move; no timer is in the past of its key."""
         if not self.timers or self.onward is None:
             return None
         emitted = []
@@ -124,16 +124,16 @@ class CountingOperator:
         return Rows(emitted) if emitted else None
 
     def keys(self) -> Hashes:
-        """All keys that have state, in an order that has nothing to do with that of their hashes; some twice.
+        """Return all keys that have state, some of them twice, in an order unrelated to that of their hashes.
 
-        A real operator names keys as they lie in its table, and a stage has several. Here the order is one of the keys
-        alone: the explorer takes states for equal that have the same keys.
+        A real operator names keys in the order of its table, and a stage has several operators. Here the order depends
+        on the keys alone: the explorer takes states for equal that have the same keys.
         """
         keys = sorted(self.states, key=lambda key: key * SCATTER % (1 << 64))
         return np.array([*keys, *sorted(keys)[::2]], dtype=np.uint64)
 
     def collect(self, hashes: Hashes, frontier: int) -> dict[int, Moved]:
-        """The state of these keys, brought to `frontier`."""
+        """Return the state of these keys, brought to `frontier`."""
         keys = [key for key in hashes.tolist() if key in self.states]
         if frontier == MAX:
             self.end(keys)
@@ -141,14 +141,14 @@ class CountingOperator:
         return {key: Moved(dict(self.states[key]), key in self.ended, now) for key in keys}
 
     def end(self, keys: Iterable[int]) -> None:
-        """These keys get no more records; each must be told once, wherever it is."""
+        """End these keys, which get no more records; each must be ended once, wherever it is."""
         for key in keys:
             if key not in self.ended:
                 self.ended.add(key)
                 self.endings[key] = self.endings.get(key, 0) + 1
 
     def take(self, state: dict[int, Moved]) -> None:
-        """State from another worker, which must not come from this one's past: its timers would be late."""
+        """Add state from another worker, which must not come from the past of this worker: its timers would be late."""
         for key, (counts, ended, time) in state.items():
             if key in self.states:
                 raise Violation(
@@ -172,11 +172,11 @@ class CountingOperator:
             self.ended.discard(key)
 
     def snapshot(self) -> dict[int, Counts]:
-        """A copy of all state."""
+        """Return a copy of all state."""
         return {key: dict(counts) for key, counts in self.states.items()}
 
     def advance(self, frontier: int) -> int:
-        """Time has come so far; how far the next stage may go."""
+        """Advance to `frontier`; return how far the next stage may advance."""
         self.frontier = frontier
         if frontier == MAX:
             self.end(self.states)
@@ -184,7 +184,7 @@ class CountingOperator:
 
 
 class ModelStage:
-    """One stage on one worker: its distributor and its operator, and what it has saved."""
+    """One stage on one worker: its distributor, its operator, and its snapshot."""
 
     __slots__ = ("distributor", "operator", "saved")
 
@@ -197,8 +197,8 @@ class ModelStage:
 class ModelWorker:
     """One worker: carries out the commands of its distributors as a real driver would.
 
-    With `prompt` the operators answer Interrogate and Collect at once (as the real ones do unless they wait for
-    something); without, when `answer` is called, so that anything can happen in between.
+    With `prompt` the operators answer Interrogate and Collect at once (as real operators do unless they wait for
+    something); without, they answer when `answer` is called, so that anything can happen in between.
     """
 
     __slots__ = ("outbox", "pending", "prompt", "queue", "reports", "stages", "validate", "worker")
@@ -215,14 +215,14 @@ class ModelWorker:
         self.reports: list[tuple[int, m.Command]] = []
 
     def feed(self, stage: int, event: m.Event) -> None:
-        """Give an event to the distributor of a stage, and carry out what follows.
+        """Give an event to the distributor of a stage, and carry out the commands that follow.
 
-        What the commands themselves lead to (answers, records for the next stage) comes after all commands
-        have been carried out, in order: the first duty of a driver.
+        What the commands themselves lead to (answers, records for the next stage) comes after all commands have been
+        carried out, in order: the first duty of a driver.
         """
         self.queue.append((stage, event))
         if len(self.queue) > 1:
-            return  # we are within a command
+            return  # called within a command
         try:
             while self.queue:
                 self._take(*self.queue[0])
@@ -244,7 +244,7 @@ class ModelWorker:
             self._take(stage, m.Bound(self.stages[stage].operator.bound()))
 
     def carry_out(self, index: int, command: m.Command) -> None:
-        """One command of a distributor."""
+        """Carry out one command of a distributor."""
         stage = self.stages[index]
         operator = stage.operator
         match command:
@@ -286,7 +286,7 @@ class ModelWorker:
                 self.reports.append((index, command))
 
     def ask(self, index: int, answer: m.Interrogated | m.Collected) -> None:
-        """The operators' answer holds what they had when they were asked, whenever it is given."""
+        """Queue the operators' answer, which holds what they had when they were asked, whenever it is given."""
         self.pending.append((index, answer))
         if self.prompt:
             self.answer()
@@ -297,18 +297,18 @@ class ModelWorker:
         self.feed(index, answer)
 
     def pass_on(self, index: int, emitted: Rows | None) -> None:
-        """What a stage emitted goes to the next one."""
+        """Give the records that a stage emitted to the next stage."""
         if emitted is not None and index + 1 < len(self.stages):
             self.feed(index + 1, m.Local(emitted))
 
     def advance(self, index: int, frontier: int) -> None:
-        """How far time has come in what a stage emits."""
+        """Advance the frontier of what a stage emits."""
         if index + 1 < len(self.stages) and frontier > self.stages[index + 1].distributor.local:
             self.feed(index + 1, m.Advanced(frontier))
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to do here."""
+        """Return whether nothing is left to do on this worker."""
         return not self.pending and all(
             stage.distributor.migration is None and stage.distributor.barrier.snapshot is None
             for stage in self.stages
@@ -325,7 +325,7 @@ def counting_worker(
     timers: bool = False,
     make: type[Distributor] = Distributor,
 ) -> ModelWorker:
-    """A worker of counting stages, one for each placement."""
+    """Return a worker of counting stages, one for each placement."""
     placements, members = tuple(placements), tuple(members)
     stages = []
     for index, placement in enumerate(placements):
@@ -334,15 +334,15 @@ def counting_worker(
         operator = CountingOperator(worker, None if last else onward, forgets and not last, timers)
         stages.append(ModelStage(distributor, operator))
     model = ModelWorker(worker, stages, prompt)
-    model.validate = make is Distributor  # a mutant must be caught by what it does
+    model.validate = make is Distributor  # a mutant must be caught by its effects
     return model
 
 
 def name(key: int) -> str:
-    """A key's name in stories: k1, k2, ..."""
+    """Return a key's name in stories: k1, k2, ..."""
     return f"k{key}"
 
 
 def tell(item: Item) -> str:
-    """An item in stories: record 2 of worker 1 for key k1."""
+    """Return an item for stories: record 2 of worker 1 for key k1."""
     return f"{name(item.key)}#{item.seq} of {item.origin}"

@@ -1,7 +1,7 @@
 """Mutants: the production rules with one rule changed. A proof that lets one of them pass proves nothing.
 
-Each is a subclass of the production distributor or coordinator; the explorer or the simulator must find it wrong
-by what it does, so the machines' own checks (`validate`) are off for mutants.
+Each is a subclass of the production distributor or coordinator; the explorer or the simulator must catch it by its
+effects, so the machines' own checks (`validate`) are off for mutants.
 """
 
 from __future__ import annotations
@@ -27,26 +27,21 @@ from railgun.engine.protocol.rescale.machine import Machine
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.rescale.phase import Phase
 from railgun.hashing import Hashes
+from verification.mutation import registrar
 
 Kind = TypeVar("Kind", bound=type[Distributor] | type[Coordinator])
 
 MUTANTS: dict[str, tuple[type[Distributor] | type[Coordinator], str]] = {}
-"""By name: the class, and what to look at it with first (a family of scenarios, or the simulator)."""
+"""By name: the class, and where to check it first (a family of scenarios, or the simulator)."""
 
 
 def mutant(look_at: str) -> Callable[[Kind], Kind]:
-    """Register a mutant under the first line of its docstring."""
-
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
-        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = (kind, look_at)
-        return kind
-
-    return register
+    """Register a mutant under the first line of its docstring; `look_at` is where it shows its fault."""
+    return registrar(MUTANTS, lambda kind: (kind, look_at))
 
 
 def with_phase(phase: type[Phase]) -> dict[str, type[Phase]]:
-    """The production phases with one exchanged."""
+    """Return the production phases with one replaced."""
     return {**Distributor.phases, phase.name: phase}
 
 
@@ -114,7 +109,7 @@ class FlushAfterSwitch(Distributor):
 
 @mutant("snapshot")
 class SendInsideBarrier(Distributor):
-    """A sender goes on sending between its barrier and its snapshot (rule 10)."""
+    """A sender continues to send between its barrier and its snapshot (rule 10)."""
 
     __slots__ = ()
 
@@ -129,7 +124,7 @@ class SendInsideBarrier(Distributor):
 
 @mutant("plain")
 class NoRecording(Distributor):
-    """Interrogate does not record the keys of records that come meanwhile (rule 2)."""
+    """Interrogate does not record the keys of records that arrive meanwhile (rule 2)."""
 
     __slots__ = ()
 
@@ -144,7 +139,7 @@ class NoRecording(Distributor):
 
 @mutant("plain")
 class ForgetfulInterrogate(Distributor):
-    """Interrogate forgets what the operators answered (rule 2)."""
+    """Interrogate forgets the operators' answers (rule 2)."""
 
     __slots__ = ()
 
@@ -159,7 +154,7 @@ class ForgetfulInterrogate(Distributor):
 
 @mutant("slow")
 class NoHoldAtHome(Distributor):
-    """The home goes on processing keys whose state is being collected (rule 2)."""
+    """The home continues to process keys whose state is being collected (rule 2)."""
 
     __slots__ = ()
 
@@ -169,15 +164,15 @@ class NoHoldAtHome(Distributor):
         def whitelisted_and_held(
             self, hashes: Hashes
         ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-            known, held = super().whitelisted_and_held(hashes)
-            return known | held, np.zeros_like(held)
+            whitelisted, held = super().whitelisted_and_held(hashes)
+            return whitelisted | held, np.zeros_like(held)
 
     phases = with_phase(_Collect)
 
 
 @mutant("keys")
 class TurnByHash(Distributor):
-    """The home takes keys to leave in the order of their hashes, which is not the one they leave in (rule 2)."""
+    """The home takes keys in the order of their hashes, and not in the order in which they leave (rule 2)."""
 
     __slots__ = ()
 
@@ -187,9 +182,9 @@ class TurnByHash(Distributor):
         def whitelisted_and_held(
             self, hashes: Hashes
         ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-            found = self.order.find(hashes) >= 0
+            in_order = self.order.find(hashes) >= 0
             at = np.searchsorted(self.order.sorted, hashes)
-            return found & (at >= self.high), found & (at >= self.low) & (at < self.high)
+            return in_order & (at >= self.high), in_order & (at >= self.low) & (at < self.high)
 
     phases = with_phase(_Collect)
 
@@ -212,7 +207,7 @@ class DropBeforeAcquire(Distributor):
 
 @mutant("slow")
 class ForwardBeforeAcquire(Distributor):
-    """The home forwards what it buffered before it sends the state (rule 4)."""
+    """The home forwards buffered records before it sends the state (rule 4)."""
 
     __slots__ = ()
 
@@ -315,7 +310,7 @@ class NoHoldAtNewOwner(_WithArrivals):
 
 @mutant("fence")
 class DirectBeforeForwarded(_WithArrivals):
-    """What waits at the new owner leaves in the order it came (rules 8, 12)."""
+    """Records that wait at the new owner are released in the order of arrival (rules 8, 12)."""
 
     __slots__ = ()
 
@@ -330,7 +325,7 @@ class DirectBeforeForwarded(_WithArrivals):
 
 @mutant("plain")
 class CompleteTooSoon(Distributor):
-    """A worker is through before all senders have flushed it (rule 9)."""
+    """A worker finishes before all senders have flushed it (rule 9)."""
 
     __slots__ = ()
 
@@ -376,7 +371,7 @@ class LastBarrierWhileHolding(Distributor):
 
 @mutant("simulator")
 class NothingWaitsBehind(Distributor):
-    """What comes behind BAR2 is taken before the snapshot (rule 10)."""
+    """Records behind BAR2 are processed before the snapshot (rule 10)."""
 
     __slots__ = ()
 
@@ -443,7 +438,7 @@ class FrontierIgnoresHomes(Distributor):
 
 @mutant("bystander times")
 class BelieveTooSoon(Distributor):
-    """A frontier told by one who knows of the rescale is believed by one who does not (rule 11)."""
+    """A frontier from a worker that knows of the rescale counts at a worker that does not (rule 11)."""
 
     __slots__ = ()
 
@@ -521,7 +516,7 @@ class EndsTwice(Distributor):
 
 @mutant("times")
 class KeysInThePast(Distributor):
-    """Keys are brought only as far as the home's senders say before they move (rule 11)."""
+    """Keys are brought only to the time of the home's own senders before they move (rule 11)."""
 
     __slots__ = ()
 
@@ -539,7 +534,7 @@ class KeysInThePast(Distributor):
 
 @mutant("fence")
 class NoFence(Distributor):
-    """Keys go on at their new owner without a fence (rule 12)."""
+    """Keys continue at their new owner without a fence (rule 12)."""
 
     __slots__ = ()
 
@@ -563,7 +558,7 @@ class NoFenceForNewKeys(_WithArrivals):
 
 
 class _WithChunks(_WithArrivals):
-    """A distributor whose arrivals know chunks in another way."""
+    """A distributor whose arrivals use another class of chunks."""
 
     __slots__ = ()
     chunks: type[Chunks] = Chunks
@@ -576,7 +571,7 @@ class _WithChunks(_WithArrivals):
 
 @mutant("simulator")
 class StaleChunks(_WithChunks):
-    """The new owner looks for the chunk of a key among those that were there when it looked first (rule 12)."""
+    """The new owner looks for the chunk of a key only among those of its first look (rule 12)."""
 
     __slots__ = ()
 
@@ -592,7 +587,7 @@ class StaleChunks(_WithChunks):
 
 @mutant("simulator")
 class LastingChunks(_WithChunks):
-    """Records of a key wait for a fence that is open (rule 12)."""
+    """Records of a key wait for a fence that is already open (rule 12)."""
 
     __slots__ = ()
 
@@ -600,7 +595,7 @@ class LastingChunks(_WithChunks):
         __slots__ = ()
 
         @property
-        def gone(self) -> int:
+        def stale_keys(self) -> int:
             return 0
 
     chunks = _Chunks
@@ -608,7 +603,7 @@ class LastingChunks(_WithChunks):
 
 @mutant("simulator")
 class LostChunks(_WithChunks):
-    """The new owner forgets chunks that wait when it puts new ones beside them (rule 12)."""
+    """The new owner forgets waiting chunks when new ones arrive (rule 12)."""
 
     __slots__ = ()
 
@@ -648,7 +643,7 @@ class FenceBeforeTimers(Distributor):
 
 @mutant("simulator")
 class BoundOutlivesState(Distributor):
-    """What readers may emit is not told anew when state is taken (rule 11)."""
+    """The lower bound of readers is not reported again when state arrives (rule 11)."""
 
     __slots__ = ()
 
@@ -700,7 +695,7 @@ class SnapshotWhileStarting(Coordinator):
 
 @mutant("simulator")
 class LeavesAfterTheFirstStage(Coordinator):
-    """A worker is let go when all have its last word in the first stage (rule 9)."""
+    """A worker is released when all workers have its last message of the first stage (rule 9)."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Records of the models: small, comparable, and enough to see any loss, doubling or reordering."""
+"""Records of the models: small, comparable, and enough to show any loss, doubling or reordering."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class Rows:
         return f"Rows({', '.join(map(repr, self.items))})"
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
-        """A batch of these rows, in this order."""
+        """Return a batch of the given rows, in this order."""
         return Rows((self.items[row] for row in rows.tolist()), self.hashes[rows])

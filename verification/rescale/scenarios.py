@@ -1,4 +1,4 @@
-"""Small configurations for the explorer: who owns which key before and after, and who sends what."""
+"""Small configurations for the explorer: the owners of keys before and after, and the records of each worker."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ SNAPSHOT = 1
 
 
 class Judged(Protocol):
-    """What a scenario's verdict is about: one worker at the end."""
+    """What the verdict on a scenario needs of one worker at the end."""
 
     worker: int
     cut: int
 
     def finished(self) -> bool:
-        """Whether everything that had to happen here has."""
+        """Return whether everything that had to happen on this worker has happened."""
         ...
 
     def waits_for(self) -> str:
-        """Where it stopped."""
+        """Describe the point where the worker stopped."""
         ...
 
     def states(self) -> Sequence[dict[int, Counts]]:
-        """The state of each stage."""
+        """Return the state of each stage."""
         ...
 
     def saved(self) -> Sequence[dict[int, Counts]]:
-        """The snapshot of each stage."""
+        """Return the snapshot of each stage."""
         ...
 
     def frontier(self) -> int:
-        """How far time has come."""
+        """Return the frontier of the worker."""
         ...
 
     def endings(self) -> Counts:
-        """How often each key was ended there."""
+        """Return how often each key was ended on this worker."""
         ...
 
 
@@ -55,12 +55,12 @@ class Judged(Protocol):
 class Scenario:
     """Workers 0..n-1; `homes` and `owners` are F and F′ by key (keys are 1, 2, ...).
 
-    `scripts`: the keys of the records each worker's own upstream brings, in order. `snapshot`: one is taken, at
-    any moment after all have heard of the rescale. `times`: records carry times and upstreams tell frontiers.
-    `prompt`: the operators answer at once. `second`: owners of the keys of a second stage, which does not
-    move (the output fence is at work); records of key k go on with key k. `forgets`: the operators of the first
-    stage keep no state. `timers`: they emit once more for each key that is collected. `stuck`: homes never get leave
-    to move their keys, so the rescale never ends; time must go on all the same.
+    `scripts`: the keys of the records from each worker's own upstream, in order. `snapshot`: a snapshot is taken, at
+    any moment after all workers have heard of the rescale. `times`: records carry times and upstreams send frontiers.
+    `prompt`: the operators answer at once. `second`: owners of the keys of a second stage, which does not move (the
+    output fence is at work); records of key k go on with key k. `forgets`: the operators of the first stage keep no
+    state. `timers`: they emit once more for each key that is collected. `stuck`: homes never get leave to move their
+    keys, so the rescale never ends; time must advance all the same.
     """
 
     old: tuple[int, ...]
@@ -78,17 +78,17 @@ class Scenario:
 
     @property
     def keys(self) -> range:
-        """The keys, which are their own hashes."""
+        """Return the keys, which are their own hashes."""
         return range(1, len(self.homes) + 1)
 
     def placements(self) -> tuple[Placement, Placement]:
-        """F and F′."""
+        """Return the placements F and F′."""
         before = Placement.of(self.old, keys=dict(zip(self.keys, self.homes, strict=True)))
         after = Placement.of(self.new, keys=dict(zip(self.keys, self.owners, strict=True)))
         return before, after
 
     def explorer(self, make: type[Distributor] = Distributor, reduce: bool = False) -> Explorer:
-        """The explorer of this scenario, for a distributor class."""
+        """Return an explorer of this scenario, for a distributor class."""
         nodes = [Participant(self, worker, make) for worker in range(len(self.scripts))]
         return Explorer(nodes, self.judge, {"snapshot": STARTED}, reduce)
 
@@ -112,7 +112,7 @@ class Scenario:
     # ------------------------------------------------------------ judging an end state
 
     def judge(self, nodes: Sequence[Judged]) -> Violation | None:
-        """What must hold when nothing can happen any more."""
+        """Check an end state, in which nothing can happen any more."""
         if self.stuck:
             return self._progress(nodes)
         for node in nodes:
@@ -122,17 +122,17 @@ class Scenario:
                 )
         full = {key: self._sent(key, [len(script) for script in self.scripts]) for key in self.keys}
         states = [node.states() for node in nodes]
-        found = self._whole("state", states, full)
-        if found is None:
+        violation = self._whole("state", states, full)
+        if violation is None:
             for node, stages in zip(nodes, states, strict=True):
                 for key in stages[0]:
                     if self.owners[key - 1] != node.worker:
                         return Violation("stranded", f"{name(key)} stayed at worker {node.worker}")
-        if found is None and self.snapshot:
+        if violation is None and self.snapshot:
             saved = [node.saved() for node in nodes]
             cut = {key: self._sent(key, [node.cut for node in nodes]) for key in self.keys}
-            found = self._whole("snapshot", saved, cut)
-        if found is None and self.times:
+            violation = self._whole("snapshot", saved, cut)
+        if violation is None and self.times:
             for node in nodes:
                 if node.frontier() != MAX:
                     return Violation(
@@ -142,10 +142,10 @@ class Scenario:
                 endings = [node.endings().get(key, 0) for node in nodes]
                 if sum(endings) != 1:
                     return Violation("ends", f"{name(key)} ended {endings} times at the workers")
-        return found
+        return violation
 
     def _progress(self, nodes: Sequence[Judged]) -> Violation | None:
-        """Whether time has come to all that is left to come: every upstream has ended."""
+        """Check that the frontier has reached all that is left to come: every upstream has ended."""
         for node in nodes:
             if node.frontier() < LAST:
                 return Violation(
@@ -154,7 +154,7 @@ class Scenario:
         return None
 
     def _sent(self, key: int, upto: Sequence[int]) -> dict[int, int]:
-        """How many records of a key each worker sent among its first ones."""
+        """Return how many records of a key each worker sent among its first `upto`."""
         counts = {w: s[: upto[w]].count(key) for w, s in enumerate(self.scripts)}
         return {worker: count for worker, count in counts.items() if count}
 
@@ -164,7 +164,7 @@ class Scenario:
         states: Sequence[Sequence[dict[int, Counts]]],
         expected: dict[int, dict[int, int]],
     ) -> Violation | None:
-        """Whether each key is in just one place, with just these records counted, in every stage."""
+        """Check that each key is in exactly one place in every stage, with exactly these records counted."""
         fired: Counts = {}
         for stage in range(len(states[0])):
             for key in self.keys:
@@ -187,7 +187,7 @@ class Scenario:
         return None
 
     def _wanted(self, stage: int, key: int, sent: dict[int, int], fired: int) -> dict[int, int]:
-        """What a stage must have counted for a key when these were sent and its timers fired so often."""
+        """Return the counts of a key in a stage after these records and `fired` timers."""
         if self.forgets:
             return sent if stage == 1 else {}
         if stage == 1:
@@ -226,25 +226,25 @@ class Participant:
         )
 
     def events(self) -> list[str]:
-        """What can happen here next, messages apart."""
+        """Return the events that can happen on this worker next, apart from messages."""
         script = self.scenario.scripts[self.worker]
-        found = []
+        events = []
         if self.at < len(script):
-            found.append("send")
+            events.append("send")
         elif self.at == len(script) and (self.scenario.times or self._leaves()):
-            found.append("end")
+            events.append("end")
         if not self.heard:
-            found.append("rescale")
+            events.append("rescale")
         if self.scenario.snapshot and not self.snapped:
-            found.append("snapshot")
+            events.append("snapshot")
         if self.model.pending:
-            found.append("answer")
+            events.append("answer")
         if self.model.stages[0].distributor.movable and not self.scenario.stuck:
-            found.append("move")
-        return found
+            events.append("move")
+        return events
 
     def step(self, event: str) -> list[tuple[int, Any]]:
-        """Let it happen."""
+        """Take an event; return the messages that follow."""
         match event:
             case "send":
                 key = self.scenario.scripts[self.worker][self.at]
@@ -273,7 +273,7 @@ class Participant:
         return self._sent()
 
     def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
-        """Take a message from a link."""
+        """Take a message from a link; return the messages that follow."""
         stage, content = message
         self.model.feed(stage, m.Received(sender, content))
         return self._sent()
@@ -285,7 +285,7 @@ class Participant:
         return sent
 
     def holdings(self) -> int:
-        """The keys that have state here, one bit a key and stage."""
+        """Return the keys that have state on this worker, one bit for each key and stage."""
         bits = 0
         for index, stage in enumerate(self.model.stages):
             for key in stage.operator.states:
@@ -293,11 +293,11 @@ class Participant:
         return bits
 
     def flags(self) -> int:
-        """Whether it has heard of the rescale."""
+        """Return whether the worker has heard of the rescale."""
         return STARTED * self.heard
 
     def may_send(self) -> int:
-        """The workers it may still send to: by what it has yet to send, as sender, home and leaver."""
+        """Return the workers this worker may still send to: by what it has yet to send, as sender, home and leaver."""
         scenario, distributor = self.scenario, self.model.stages[0].distributor
         everyone = (1 << len(scenario.scripts)) - 1
         rest = scenario.scripts[self.worker][self.at :]
@@ -312,9 +312,9 @@ class Participant:
             return everyone
         batches = [event.batch for event in backlog if isinstance(event, m.Local)]
         waiting = {item.key for batch in batches if isinstance(batch, Rows) for item in batch.items}
-        found = 0
+        receivers = 0
         for key in {*rest, *waiting}:
-            found |= 1 << scenario.homes[key - 1] | 1 << scenario.owners[key - 1]
+            receivers |= 1 << scenario.homes[key - 1] | 1 << scenario.owners[key - 1]
         migration = distributor.migration
         if migration is not None:
             if distributor.phase.name in ("interrogate", "collect"):
@@ -322,8 +322,8 @@ class Participant:
             unswitched = set(migration.old.workers) - migration.switched
             onward = migration.new.workers if distributor.may_forward else ()
             for worker in {*unswitched, *onward}:
-                found |= 1 << worker
-        return found & ~(1 << self.worker)
+                receivers |= 1 << worker
+        return receivers & ~(1 << self.worker)
 
     def _gone(self) -> bool:
         return not self._leaves() or self.model.stages[0].distributor.left
@@ -332,7 +332,7 @@ class Participant:
         return self.worker not in self.scenario.new
 
     def finished(self) -> bool:
-        """Whether everything that had to happen here has."""
+        """Return whether everything that had to happen on this worker has happened."""
         distributor = self.model.stages[0].distributor
         return (
             self.model.settled
@@ -343,25 +343,25 @@ class Participant:
         )
 
     def states(self) -> list[dict[int, Counts]]:
-        """The state of each stage."""
+        """Return the state of each stage."""
         return [stage.operator.states for stage in self.model.stages]
 
     def saved(self) -> list[dict[int, Counts]]:
-        """The snapshot of each stage."""
+        """Return the snapshot of each stage."""
         return [stage.saved[SNAPSHOT] for stage in self.model.stages]
 
     def frontier(self) -> int:
-        """How far time has come."""
+        """Return the frontier of the last stage."""
         frontier: int = self.model.stages[0].operator.frontier
         return frontier
 
     def endings(self) -> Counts:
-        """How often each key was ended here."""
+        """Return how often each key was ended on this worker."""
         endings: Counts = self.model.stages[0].operator.endings
         return endings
 
     def waits_for(self) -> str:
-        """Where it stopped."""
+        """Describe the point where the worker stopped."""
         distributor = self.model.stages[0].distributor
         snapshot = distributor.barrier.snapshot
         return f"{distributor}" + (f", aligning snapshot {snapshot}" if snapshot else "")
@@ -375,7 +375,7 @@ def _same(key: int) -> int:
 
 
 def configurations(workers: int, keys: int, records: int) -> Iterator[Scenario]:
-    """Every scenario of this size, up to renaming workers and keys; at least one key moves."""
+    """Yield every scenario of this size, up to renaming workers and keys; at least one key moves."""
     everyone = range(workers)
     seen: set[Any] = set()
     groups = [c for size in range(1, workers + 1) for c in combinations(everyone, size)]
@@ -394,7 +394,7 @@ def configurations(workers: int, keys: int, records: int) -> Iterator[Scenario]:
 
 
 def every_script(workers: int, keys: int, records: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every way to spread the records over the workers and keys; every key is used."""
+    """Yield every way to spread the records over the workers and keys; every key is used."""
     for who in _compositions(records, workers):
         for choice in product(range(1, keys + 1), repeat=records):
             if set(choice) != set(range(1, keys + 1)):
@@ -416,7 +416,7 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def _canonical(scenario: Scenario) -> Any:
-    """The least of all names for the same scenario."""
+    """Return the smallest of all names for the same scenario."""
     workers, keys = len(scenario.scripts), len(scenario.homes)
     best: Any = None
     for rename in permutations(range(workers)):

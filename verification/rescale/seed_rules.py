@@ -1,8 +1,8 @@
 """ICADD as its author first wrote it down: used only by the proof, to show that its holes are real.
 
-The rules of the original text, message by message. Every message carries its sender's version, and one with a higher
-version than the receiver's own must be taken. The five ways in which this goes wrong are named in `HOLES`, each
-with the smallest scenario that shows it; the explorer finds the shortest story of each.
+The rules of the original text, message by message. Every message carries its sender's version, and a receiver must take
+a message with a higher version than its own. The five ways in which this fails are named in `HOLES`, each with the
+smallest scenario that shows it; the explorer finds the shortest story of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verification.rescale.scenarios import SNAPSHOT, STARTED, Scenario
 
 
 class SeedData(NamedTuple):
-    """A record and the version of whoever sent it last."""
+    """A record and the version of its last sender."""
 
     version: int
     item: Item
@@ -76,15 +76,15 @@ class SeedWorker:
     # ------------------------------------------------------------ the rules
 
     def home(self, key: int) -> int:
-        """F."""
+        """Return the owner of a key before the rescale (F)."""
         return self.scenario.homes[key - 1]
 
     def owner(self, key: int) -> int:
-        """F′."""
+        """Return the owner of a key after the rescale (F′)."""
         return self.scenario.owners[key - 1]
 
     def data(self, sender: int | None, version: int, item: Item) -> None:
-        """What becomes of a record, from a peer or (None) from upstream."""
+        """Treat a record, from a peer or (None) from upstream."""
         key, me = item.key, self.worker
         home, owner = self.home(key), self.owner(key)
         if version > self.version:
@@ -109,14 +109,14 @@ class SeedWorker:
             self.route(home, item)  # rule 3
 
     def route(self, to: int, item: Item) -> None:
-        """Send a record on, or process it here."""
+        """Send a record on, or process it on this worker."""
         if to == self.worker:
             self.process(item)
         else:
             self.outbox.append((to, SeedData(self.version, item)))
 
     def process(self, item: Item) -> None:
-        """Count a record, and notice if it is not the next one of its sender."""
+        """Count a record, and raise `Violation` if it is not the next one of its sender."""
         counts = self.state.setdefault(item.key, {})
         expected = counts.get(item.origin, 0) + 1
         if item.seq != expected:
@@ -130,7 +130,7 @@ class SeedWorker:
         counts[item.origin] = item.seq
 
     def finish(self) -> None:
-        """With nothing left to give, say Done; when all have, use the final rules."""
+        """Say Done with nothing left to give; when all workers have, use the final rules."""
         if self.phase == "collect" and not self.whitelist and not self.hold:
             if self.worker in self.scenario.old and self.worker not in self.finished_homes:
                 self.finished_homes.add(self.worker)
@@ -139,30 +139,30 @@ class SeedWorker:
                 self.phase = "final"
 
     def tell_all(self, message: Any) -> None:
-        """Send to every peer."""
+        """Send a message to every peer."""
         peers = (w for w in range(len(self.scenario.scripts)) if w != self.worker)
         self.outbox.extend((peer, message) for peer in peers)
 
     # ------------------------------------------------------------ a node of the explorer
 
     def events(self) -> Sequence[str]:
-        """What can happen here next, messages apart."""
-        found = []
+        """Return the events that can happen on this worker next, apart from messages."""
+        events = []
         if self.at < len(self.scenario.scripts[self.worker]):
-            found.append("send")
+            events.append("send")
         if self.phase == "normal" and self.version == 0:
-            found.append("rescale")
+            events.append("rescale")
         if self.phase == "interrogate":
-            found.append("collect")
+            events.append("collect")
         if self.phase == "collect":
-            found.extend(f"hold {key}" for key in sorted(self.whitelist) if not self.hold)
-            found.extend(f"give {key}" for key in sorted(self.hold))
+            events.extend(f"hold {key}" for key in sorted(self.whitelist) if not self.hold)
+            events.extend(f"give {key}" for key in sorted(self.hold))
         if self.scenario.snapshot and not self.snapped:
-            found.append("snapshot")
-        return found
+            events.append("snapshot")
+        return events
 
     def step(self, event: str) -> list[tuple[int, Any]]:
-        """Let it happen."""
+        """Take an event; return the messages that follow."""
         what, _, key_text = event.partition(" ")
         match what:
             case "send":
@@ -172,7 +172,7 @@ class SeedWorker:
                 self.upstream.append(Item(key, self.worker, seq))
                 self.take_upstream()
             case "rescale":
-                self.phase = "interrogate"  # the operators add the keys they have now
+                self.phase = "interrogate"  # the operators report the keys they have now
                 self.whitelist |= {k for k in self.state if self.home(k) == self.worker}
             case "collect":
                 self.phase = "collect"
@@ -192,7 +192,7 @@ class SeedWorker:
         return self._sent()
 
     def give(self, key: int) -> None:
-        """Acquire, then what was buffered, then Drop."""
+        """Send Acquire, then the buffered records, then Drop."""
         counts = self.state.pop(key, {})
         self.outbox.append((self.owner(key), SeedAcquire(key, tuple(sorted(counts.items())))))
         self.hold.remove(key)
@@ -201,7 +201,7 @@ class SeedWorker:
         self.buffer = [item for item in self.buffer if item.key != key]
 
     def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
-        """Take a message from a link; behind a barrier it waits."""
+        """Take a message from a link; behind a barrier the message waits."""
         if sender in self.barriers and self.save is None:
             self.behind.setdefault(sender, []).append(message)
         else:
@@ -211,24 +211,24 @@ class SeedWorker:
         return self._sent()
 
     def take(self, sender: int, message: Any) -> None:
-        """Treat a message."""
+        """Treat a message that does not wait."""
         match message:
             case SeedData(version, item):
                 self.data(sender, version, item)
             case SeedAcquire(key, counts):
-                self.state[key] = dict(counts)  # whatever was there is overwritten
+                self.state[key] = dict(counts)  # overwrites any state of the key
             case SeedDone():
                 self.finished_homes.add(sender)
             case SeedBarrier():
                 self.barriers.add(sender)
 
     def take_upstream(self) -> None:
-        """Records from upstream wait between the barrier and the snapshot."""
+        """Take records from upstream, which wait between the barrier and the snapshot."""
         while self.upstream and (not self.snapped or self.save is not None):
             self.data(None, self.version, self.upstream.pop(0))
 
     def align(self) -> None:
-        """One layer of barriers, as in normal operation."""
+        """Align one layer of barriers, as in normal operation."""
         peers = len(self.scenario.scripts) - 1
         if self.snapped and self.save is None and len(self.barriers) == peers:
             self.save = {key: dict(counts) for key, counts in self.state.items()}
@@ -243,57 +243,57 @@ class SeedWorker:
         return sent
 
     def holdings(self) -> int:
-        """The keys that have state here."""
+        """Return the keys that have state on this worker."""
         return sum(1 << key for key in self.state)
 
     def flags(self) -> int:
-        """Whether it has heard of the rescale."""
+        """Return whether the worker has heard of the rescale."""
         return STARTED * (self.phase != "normal")
 
     def may_send(self) -> int:
-        """Not worked out for these rules: anyone."""
+        """Return all workers: not worked out for these rules."""
         return -1
 
     def finished(self) -> bool:
-        """Whether everything that had to happen here has."""
+        """Return whether everything that had to happen on this worker has happened."""
         return self.phase == "final" and (not self.scenario.snapshot or self.save is not None)
 
     def waits_for(self) -> str:
-        """Where it stopped."""
+        """Describe the point where the worker stopped."""
         return self.phase
 
     def states(self) -> list[dict[int, Counts]]:
-        """The state of the one stage."""
+        """Return the state of the only stage."""
         return [self.state]
 
     def saved(self) -> list[dict[int, Counts]]:
-        """The snapshot of the one stage."""
+        """Return the snapshot of the only stage."""
         return [self.save or {}]
 
     def frontier(self) -> int:
-        """The original text has no frontiers."""
+        """Return the first time: the original text has no frontiers."""
         return MIN
 
     def endings(self) -> Counts:
-        """Nor does it have an end."""
+        """Return nothing: the original text has no end of keys."""
         return {}
 
 
 def seed_explorer(scenario: Scenario) -> Explorer:
-    """The explorer of a scenario under the original rules."""
+    """Return an explorer of the scenario under the original rules."""
     nodes = [SeedWorker(scenario, worker) for worker in range(len(scenario.scripts))]
     return Explorer(nodes, scenario.judge, {"snapshot": STARTED})
 
 
 class Hole(NamedTuple):
-    """One way in which the original rules break: where to look, and which violation it is."""
+    """One way in which the original rules break: the scenario, and the violation."""
 
     scenario: Scenario
     kinds: tuple[str, ...]
     meaning: str
 
     def find(self) -> Exploration:
-        """The shortest story of this hole."""
+        """Return the shortest story of this hole."""
         return seed_explorer(self.scenario).run(
             shortest=True, accept=lambda violation, _: violation.kind in self.kinds
         )
@@ -329,7 +329,7 @@ HOLES: dict[str, Hole] = {
 
 
 def story_of(steps: Sequence[Step]) -> list[str]:
-    """The steps of a story under the original rules, in words."""
+    """Describe the steps of a story under the original rules."""
     lines = []
     for step in steps:
         match step.message:

@@ -49,7 +49,7 @@ STAGES = 3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a seed stands for. Every field is drawn from the seed; `shrink` changes them one by one."""
+    """The plan that a seed stands for. Every field is drawn from the seed; `shrink` changes them one by one."""
 
     seed: int
     workers: int
@@ -73,7 +73,7 @@ class Plan:
 
     @staticmethod
     def of(seed: int, size: float = 1.0) -> Plan:
-        """The plan of a seed; `size` scales how many records and keys there are."""
+        """Draw the plan of a seed; `size` scales how many records and keys there are."""
         draw = random.Random(f"plan {seed}")
         return Plan(
             seed=seed,
@@ -100,7 +100,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out of one seed."""
+    """The result of one seed."""
 
     plan: Plan
     violation: Violation | None = None
@@ -116,7 +116,7 @@ class Outcome:
     steps: int = 0
 
     def tally(self) -> Counter[str]:
-        """What came out, as numbers that can be added up over many runs."""
+        """Return the result as numbers that can be added up over many runs."""
         return Counter(
             schedules=1,
             records=self.records,
@@ -130,7 +130,7 @@ class Outcome:
         )
 
     def story(self, lines: int = 40) -> str:
-        """The failure for a reader: the plan, and the last lines that led to it."""
+        """Return the failure for a reader: the plan, and the last `lines` of the trace."""
         if self.violation is None:
             return f"seed {self.plan.seed}: all is well"
         shown = self.trace[-lines:]
@@ -149,17 +149,17 @@ class ReaderOperator:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.states: dict[int, int] = {}
-        self.stopped: set[int] = set()  # collected, not yet dropped: read no more
+        self.stopped: set[int] = set()  # collected, not yet dropped: not to be read
         self.frontier = MIN
 
     def process(self, rows: Rows) -> Rows | None:
-        """The lister named these partitions; one that is open stays where it is."""
+        """Open the partitions that the lister named; an open partition stays where it is."""
         for item in rows.items:
             self.states.setdefault(item.key, 0)
         return None
 
     def read(self, partition: int, count: int) -> Rows | None:
-        """The next records of an open partition."""
+        """Return the next records of an open partition."""
         if partition in self.stopped:
             return None
         position = self.states[partition]
@@ -169,50 +169,50 @@ class ReaderOperator:
         return Rows(items) if items else None
 
     def bound(self) -> int:
-        """The earliest time a reader here may still emit at."""
+        """Return the earliest time at which a reader of this worker may still emit."""
         return min((self.source.bound(p, at) for p, at in self.states.items()), default=MAX)
 
     def fire(self, hashes: Hashes) -> Rows | None:
-        """Readers have no timers."""
+        """Return None: readers have no timers."""
         return None
 
     def keys(self) -> Hashes:
-        """All open partitions, as they were opened."""
+        """Return all open partitions, in the order in which they were opened."""
         return np.array(list(self.states), dtype=np.uint64)
 
     def collect(self, hashes: Hashes, frontier: int) -> dict[int, int]:
-        """The positions of these partitions."""
+        """Return the positions of these partitions."""
         self.stopped.update(hashes.tolist())
         return {p: self.states[p] for p in hashes.tolist() if p in self.states}
 
     def take(self, state: dict[int, int]) -> None:
-        """Positions from another worker."""
+        """Add positions from another worker."""
         for partition, position in state.items():
             if partition in self.states:
                 raise Violation("split state", f"partition {partition:x} is read twice")
             self.states[partition] = position
 
     def drop(self, hashes: Hashes) -> None:
-        """Stop reading these."""
+        """Close these partitions."""
         for partition in hashes.tolist():
             self.states.pop(partition, None)
         self.stopped.difference_update(hashes.tolist())
 
     def snapshot(self) -> dict[int, int]:
-        """All positions."""
+        """Return all positions."""
         return dict(self.states)
 
     def advance(self, frontier: int) -> int:
-        """The time of the slowest reader anywhere."""
+        """Return the time of the slowest reader on any worker."""
         self.frontier = frontier
         return frontier
 
 
 class Source:
-    """What the partitions hold, and what the counts must be after any prefix of them.
+    """The content of the partitions, and the counts that follow from any prefix of them.
 
-    With a `tail` the first partition holds some records of a much later time that come only when all else has
-    been read and nobody had anything to say for a while (`awake`).
+    With a `tail` the first partition holds some records of a much later time that come only when all else has been read
+    and no record has come for a while (`awake`).
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -241,12 +241,12 @@ class Source:
             late.append(Item(key, self.paused, seqs[key], at + 10 * plan.records))
 
     def available(self, partition: int) -> int:
-        """How many records a partition has for now."""
+        """Return how many records a partition has so far."""
         pauses = self.tail and partition == self.paused and not self.awake
         return self.lull if pauses else len(self.records[partition])
 
     def bound(self, partition: int, position: int) -> int:
-        """No record from this position on has a lower time; `LAST`: the reader is idle."""
+        """Return a time below which no record from this position on lies; `LAST`: the reader is idle."""
         if position < self.available(partition):
             return position
         return MAX if position == len(self.records[partition]) else LAST
@@ -254,7 +254,7 @@ class Source:
     def counts(
         self, positions: dict[int, int], timers: Counts
     ) -> tuple[dict[int, Counts], dict[int, Counts]]:
-        """The states of both counting stages when the partitions are read up to these positions.
+        """Return the states of both counting stages when the partitions are read up to these positions.
 
         `timers`: how often each key's timers have fired.
         """
@@ -331,20 +331,20 @@ class Simulation:
         return self.outcome
 
     def later(self, delay: int, action: Callable[[], None], always: bool = False) -> None:
-        """Do something after some time, if this generation still lives then."""
+        """Schedule `action` after `delay`, if this generation still lives then, or `always`."""
         self.order += 1
         generation = -1 if always else self.generation
         heapq.heappush(self.agenda, (self.now + delay, self.order, generation, action))
 
     def note(self, text: str) -> None:
-        """One line of the trace."""
+        """Add a line to the trace."""
         line = f"{self.now:>7} {text}"
         self.digest.update(line.encode())
         if self.keep_trace:
             self.outcome.trace.append(line)
 
     def load(self, placement: Placement, states: list[dict[int, Any]]) -> None:
-        """Start all workers with the state that is theirs."""
+        """Start all workers, each with its part of the state."""
         self.workers = {}
         self.begun = set()
         self.ended = set()
@@ -367,7 +367,7 @@ class Simulation:
         placements: list[Placement],
         epochs: list[int],
     ) -> None:
-        """A new worker, with its stages as they stand."""
+        """Start a new worker, with its stages as they stand."""
         stages = []
         for index in range(STAGES):
             distributor = self.make(
@@ -393,7 +393,7 @@ class Simulation:
         self.ended.discard(worker)
 
     def begin(self, worker: Worker) -> None:
-        """Sources and readers of a worker begin."""
+        """Start the sources and readers of a worker."""
         self.begun.add(worker)
         if worker == min(self.workers) and self.workers[worker].stages[0].distributor.epoch == 0:
             self.later(self.draw.randint(0, 5), lambda: self.list_partitions(worker))
@@ -402,7 +402,7 @@ class Simulation:
         self.later(self.draw.randint(1, 10), lambda: self.tick(worker))
 
     def list_partitions(self, worker: Worker) -> None:
-        """The lister names all partitions, now and again."""
+        """Name all partitions to the readers, repeatedly."""
         if worker in self.ended or worker not in self.workers:
             return
         rows = Rows(Item(partition, 0, 0, LAST) for partition in self.source.records)
@@ -412,7 +412,7 @@ class Simulation:
             self.later(self.draw.randint(200, 2000), lambda: self.list_partitions(worker))
 
     def tick(self, worker: Worker) -> None:
-        """A worker's turn: read on, move keys on, answer questions."""
+        """Take a worker's turn: read on, move keys on, answer requests."""
         if worker not in self.workers:
             return
         self.act(worker, self.work)
@@ -426,7 +426,7 @@ class Simulation:
             self.finish()
 
     def work(self, model: ModelWorker) -> None:
-        """What a worker does in a turn."""
+        """Do the work of one turn."""
         readers = model.stages[0].operator
         for partition in sorted(readers.states):
             if partition in readers.states and self.draw.random() < 0.7:
@@ -438,12 +438,14 @@ class Simulation:
                 model.feed(index, m.Move(self.plan.chunk))
 
     def act(self, worker: Worker, action: Callable[[ModelWorker], None]) -> None:
-        """Let a worker do something; carry its messages and its reports."""
+        """Let a worker act; carry its messages and its reports."""
         model = self.workers[worker]
         action(model)
         readers = model.stages[0]
-        bound, told = readers.operator.bound(), readers.distributor.bound
-        if bound > told or (bound != told and told == LAST):  # when it rises, and when readers wake
+        bound, last_bound = readers.operator.bound(), readers.distributor.bound
+        if bound > last_bound or (
+            bound != last_bound and last_bound == LAST
+        ):  # when it rises, and when readers wake
             model.feed(0, m.Bound(bound))
         outbox, model.outbox = model.outbox, []
         for to, stage, message in outbox:
@@ -455,11 +457,11 @@ class Simulation:
             self.later(delay, self.report(worker, stage, report))
 
     def report(self, worker: Worker, stage: int, report: m.Command) -> Callable[[], None]:
-        """A report on its way to the coordinator."""
+        """Return an action that gives a report to the coordinator."""
         return lambda: self.obey(self.coordinator.reported(worker, stage, report))
 
     def carry(self, sender: Worker, to: Worker, stage: int, message: m.Message) -> None:
-        """A message on its link: first in, first out, now and then very slowly."""
+        """Send a message on its link: first in, first out, now and then very slowly."""
         delay = self.draw.randint(1, 6)
         if self.draw.random() < self.plan.slow_links * 0.2:
             delay += self.draw.randint(20, 400)
@@ -473,7 +475,7 @@ class Simulation:
         source, receiver = self.workers.get(sender), self.workers.get(to)
 
         def deliver() -> None:
-            # A link ends with either of its workers, and what is under way on it is lost; a worker that comes back
+            # A link ends with either of its workers, and messages under way on it are lost; a worker that comes back
             # under its old name has new links.
             there = receiver is not None and self.workers.get(to) is receiver
             if there and self.workers.get(sender) is source:
@@ -484,7 +486,7 @@ class Simulation:
     # ------------------------------------------------------------ the coordinator's orders
 
     def obey(self, orders: list[c.Order]) -> None:
-        """Carry out what the coordinator orders; its links are slow too, but keep their order."""
+        """Carry out the coordinator's orders; its links are slow too, but keep their order."""
         for order in orders:
             match order:
                 case c.Launch(workers, members):
@@ -517,28 +519,28 @@ class Simulation:
                     self.outcome.rescales += 1
 
     def command(self, worker: Worker, action: Callable[[Worker], None]) -> None:
-        """Something the coordinator wants a worker to do, some time later, in order."""
+        """Let a worker carry out an order of the coordinator, some time later, in order."""
         link = (-1, worker)
         arrival = max(self.now + self.draw.randint(1, 30), self.busy.get(link, 0))
         self.busy[link] = arrival
         self.later(arrival - self.now, lambda: action(worker) if worker in self.workers else None)
 
     def teller(self, stage: int, event: m.Event) -> Callable[[Worker], None]:
-        """Give an event to a stage of a worker."""
+        """Return an action that gives an event to a stage of a worker."""
         return lambda worker: self.act(worker, lambda model: model.feed(stage, event))
 
     def end_sources(self, worker: Worker) -> None:
-        """A departing worker lists no more; whoever is first of the others does."""
+        """Move the lister from a departing worker to the first of the others."""
         self.ended.add(worker)
         self.act(worker, lambda model: model.feed(0, m.Advanced(MAX)))
         heirs = [w for w in sorted(self.workers) if w not in self.ended]
         if heirs:
             self.later(self.draw.randint(1, 50), lambda: self.list_partitions(heirs[0]))
 
-    # ------------------------------------------------------------ what happens to the cluster
+    # ------------------------------------------------------------ events of the cluster
 
     def plan_events(self) -> None:
-        """Draw when the cluster is resized, saved and hurt."""
+        """Draw the times of resizes, snapshots and crashes."""
         reads = self.plan.partitions * self.plan.records
         horizon = max(60, 12 * reads // (self.plan.partitions * (1 + self.plan.burst)))
         for _ in range(self.plan.rescales):
@@ -549,7 +551,7 @@ class Simulation:
             self.later(self.draw.randint(20, horizon), self.crash, always=True)
 
     def resize(self) -> None:
-        """Someone wants another number of workers."""
+        """Ask for another number of workers."""
         self.rescales_left -= 1
         size = self.draw.randint(1, self.plan.most_workers)
         first = self.draw.randint(0, 3) if self.plan.swaps else 0
@@ -563,12 +565,12 @@ class Simulation:
         self.obey(self.coordinator.rescale(placement))
 
     def want_snapshot(self) -> None:
-        """Someone wants a snapshot."""
+        """Ask for a snapshot."""
         self.snapshots_left -= 1
         self.obey(self.coordinator.want_snapshot())
 
     def crash(self) -> None:
-        """A worker dies: everything since the last snapshot is forgotten, and the job loaded anew."""
+        """Crash a worker: everything since the last snapshot is forgotten, and the job is loaded anew."""
         self.crashes_left -= 1
         self.outcome.crashes += 1
         size = self.draw.randint(1, self.plan.most_workers)
@@ -582,30 +584,30 @@ class Simulation:
         self.load(placement, self.committed.get(last, [{}, {}, {}]))
 
     def exhausted(self) -> bool:
-        """Whether everything planned has happened and every record has been read."""
+        """Return whether all planned events have happened and every record has been read."""
         if self.rescales_left or self.snapshots_left or self.crashes_left:
             return False
         read = self.positions()
         return all(read.get(p, -1) == len(items) for p, items in self.source.records.items())
 
     def positions(self) -> dict[int, int]:
-        """How far the partitions are read, those that are at a worker."""
+        """Return the positions of the partitions that are open on a worker."""
         read: dict[int, int] = {}
         for model in self.workers.values():
             read |= model.stages[0].operator.states
         return read
 
     def lulled(self) -> bool:
-        """Whether everything has been read but the tail."""
+        """Return whether everything except the tail has been read."""
         read = self.positions()
         return all(read.get(p, -1) == self.source.available(p) for p in self.source.records)
 
     def wake(self) -> None:
-        """The tail of the first partition comes."""
+        """Release the tail of the first partition."""
         self.source.awake = True
 
     def finish(self) -> None:
-        """All is read: let the sources end, abruptly even while the cluster is in motion."""
+        """End the sources after all is read, abruptly even while a rescale is under way."""
         ending = sorted((set(self.workers) & self.begun) - self.ended)
         if ending and not self.coordinator.idle:
             self.outcome.abrupt = 1
@@ -616,7 +618,7 @@ class Simulation:
     # ------------------------------------------------------------ checks
 
     def merged(self, tables: Iterable[tuple[Worker, list[dict[int, Any]]]]) -> list[dict[int, Any]]:
-        """The states of all workers as one; a key in two places is a violation."""
+        """Merge the states of all workers; a key in two places is a violation."""
         whole: list[dict[int, Any]] = [{}, {}, {}]
         for worker, stages in tables:
             for stage, table in enumerate(stages):
@@ -627,7 +629,7 @@ class Simulation:
         return whole
 
     def check(self, what: str, whole: list[dict[int, Any]]) -> None:
-        """Whether both counting stages have counted just what the readers have read."""
+        """Check that both counting stages have counted exactly what the readers have read."""
         timers = {key: state[TIMER] for key, state in whole[1].items() if TIMER in state}
         by_key, by_group = self.source.counts(whole[0], timers)
         for stage, expected in ((1, by_key), (2, by_group)):
@@ -641,7 +643,7 @@ class Simulation:
                 )
 
     def commit(self, snapshot: int) -> None:
-        """A snapshot is whole: it must be an exact cut."""
+        """Check a complete snapshot: it must be an exact cut."""
         members = sorted(self.workers)
         tables = ((w, [s.saved.pop(snapshot, {}) for s in self.workers[w].stages]) for w in members)
         whole = self.merged(tables)
@@ -653,7 +655,7 @@ class Simulation:
         self.note(f"snapshot {snapshot} is whole: {[len(table) for table in whole]} keys")
 
     def check_empty(self, worker: Worker) -> None:
-        """A worker that goes must have nothing left."""
+        """Check that a departing worker has nothing left."""
         for stage in self.workers[worker].stages:
             if stage.operator.states:
                 raise Violation(
@@ -661,12 +663,12 @@ class Simulation:
                 )
 
     def ended_at(self, model: ModelWorker) -> Counter[tuple[int, int]]:
-        """How often the keys of the counting stages were ended at a worker."""
+        """Return how often each key of the counting stages was ended at a worker."""
         counting = list(enumerate(model.stages))[1:]
         return Counter({(i, k): n for i, s in counting for k, n in s.operator.endings.items()})
 
     def check_end(self) -> None:
-        """Everything is counted, every key at its owner, every operator at the end of time."""
+        """Check that everything is counted, every key is at its owner, every operator at the end of time."""
         whole = self.merged(
             (w, [stage.operator.states for stage in self.workers[w].stages])
             for w in sorted(self.workers)
@@ -689,7 +691,7 @@ class Simulation:
                         "never ends", f"worker {worker} did not come to the end of time"
                     )
             if not model.settled:
-                raise Violation("never ends", f"worker {worker} is not through")
+                raise Violation("never ends", f"worker {worker} has not finished")
         self.outcome.records = sum(map(len, self.source.records.values()))
         self.note("all is counted")
 
@@ -701,7 +703,7 @@ def simulate(
     coordinate: type[Coordinator] = Coordinator,
     keep_trace: bool = False,
 ) -> Outcome:
-    """Run one seed.
+    """Simulate the cluster of one seed.
 
     >>> simulate(1, size=0.2).violation is None
     True
@@ -712,7 +714,7 @@ def simulate(
 def shrink(
     plan: Plan, make: type[Distributor] = Distributor, coordinate: type[Coordinator] = Coordinator
 ) -> Outcome:
-    """The simplest variation of a failing plan that still fails, with its trace."""
+    """Return the result of the simplest variation of a failing plan that still fails, with its trace."""
     best = Simulation(plan, make, coordinate).run()
     simpler = True
     while simpler and best.violation is not None:
@@ -741,7 +743,7 @@ def _simpler(plan: Plan) -> Iterable[Plan]:
 
 
 def brief(message: m.Message) -> str:
-    """A message in one short line, without its content."""
+    """Format a message in one short line, without its content."""
     match message:
         case m.Forward(_, batch):
             return f"FWD of {len(batch)} records"

@@ -1,4 +1,4 @@
-"""Events, messages and commands in words: for stories, transcripts and playbooks."""
+"""Describe events, messages and commands in words, for stories, transcripts and playbooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verification.rescale.rows import Rows
 
 
 def story(steps: Iterable[Step]) -> list[str]:
-    """The steps of an explored story, a line each."""
+    """Return the steps of an explored story, a line each."""
     lines = []
     for step in steps:
         if step.message is None:
@@ -28,7 +28,7 @@ def story(steps: Iterable[Step]) -> list[str]:
 
 
 def tell(thing: m.Event | m.Message | m.Command) -> str:
-    """One event, message or command in a few words."""
+    """Describe one event, message or command in a few words."""
     match thing:
         case m.Data(epoch, batch):
             return f"Data/{epoch} {rows(batch)}"
@@ -93,33 +93,33 @@ def tell(thing: m.Event | m.Message | m.Command) -> str:
 
 
 def rows(batch: Batch) -> str:
-    """Records as key#number@origin."""
+    """Format records as key#number@origin."""
     if not isinstance(batch, Rows):
         return f"{len(batch)} records"
     return " ".join(f"k{item.key}#{item.seq}@{item.origin}" for item in batch.items)
 
 
 def keys(hashes: Hashes) -> str:
-    """Keys by name."""
+    """Format keys by their names."""
     return "{" + " ".join(f"k{key}" for key in hashes.tolist()) + "}"
 
 
 def workers(names: Iterable[int]) -> str:
-    """A set of workers."""
+    """Format a set of workers."""
     return "{" + " ".join(map(str, names)) + "}"
 
 
 def when(value: int) -> str:
-    """A time."""
+    """Format a time; the first and last times have names."""
     return {MIN: "MIN", MAX: "MAX", LAST: "LAST"}.get(value, str(value))
 
 
 def compact(state: Any) -> str:
-    """The model operators' state: key: origin×count."""
+    """Format the model operators' state as key: origin×count."""
     if not isinstance(state, dict):
         return ""
-    told = []
+    parts = []
     for key, (counts, *_) in sorted(state.items()):
         inner = " ".join(f"{count}@{origin}" for origin, count in sorted(counts.items()))
-        told.append(f"k{key}={inner}")
-    return "[" + ", ".join(told) + "]" if told else ""
+        parts.append(f"k{key}={inner}")
+    return "[" + ", ".join(parts) + "]" if parts else ""

@@ -32,24 +32,24 @@ from verification.rescale.story import tell
 
 
 class TranscriptError(Exception):
-    """A line that cannot be understood or carried out."""
+    """Raised for a line that cannot be understood or carried out."""
 
 
 class TellingWorker(ModelWorker):
-    """A worker that writes down every command of its distributors."""
+    """A worker that records every command of its distributors."""
 
     __slots__ = ("write",)
     write: Callable[[str], None]
 
     def carry_out(self, index: int, command: m.Command) -> None:
-        """Write it down, then do it."""
+        """Record the command, then carry it out."""
         stage = f" stage {index}" if len(self.stages) > 1 else ""
         self.write(f"  {self.worker}{stage}: {tell(command)}")
         super().carry_out(index, command)
 
 
 class Cluster:
-    """The workers of a transcript, the links between them, and what has been written down."""
+    """The workers of a transcript, the links between them, and the recorded lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -60,7 +60,7 @@ class Cluster:
         self.second: Placement | None = None
 
     def do(self, line: str) -> list[str]:
-        """Carry out one line; what was written down."""
+        """Carry out one line; return the recorded lines."""
         self.lines = []
         words = line.split()
         try:
@@ -105,7 +105,7 @@ class Cluster:
             self.workers[worker] = telling
 
     def _placement(self, words: list[str]) -> Placement:
-        """`0 1 owners k1=0 k2=1`; without workers, those that own something (and no others)."""
+        """Parse `0 1 owners k1=0 k2=1`; without workers, take those that own keys (and no others)."""
         at = words.index("owners")
         pairs = [word.removeprefix("k").split("=") for word in words[at + 1 :]]
         keys = {int(key): int(worker) for key, worker in pairs}
@@ -193,11 +193,11 @@ def replay(text: str) -> str:
       1: process k1#1@0
     """
     cluster = Cluster()
-    told = []
+    lines = []
     for line in text.splitlines():
         if line.startswith(">"):
-            told.append(line)
-            told.extend(cluster.do(line.removeprefix(">").split("  #")[0].strip()))
+            lines.append(line)
+            lines.extend(cluster.do(line.removeprefix(">").split("  #")[0].strip()))
         elif not line.startswith("  "):
-            told.append(line)
-    return "\n".join(told)
+            lines.append(line)
+    return "\n".join(lines)

@@ -1,22 +1,22 @@
-"""Crashes: a flow that is saved and goes on, on workers and a disk to which chance does everything that can happen.
+"""Simulate a flow that is saved and restarted, on workers and a disk to which chance does everything that can happen.
 
 One simulated job is a chain of runs on one disk. A run is a `World`: the production machine, storekeeper, runtimes,
 savers and loading. The seed decides what happens at every step: messages, work, threads, writes of the store; rescales,
 snapshots, the loss of a worker, the loss of the driver between any two steps of any write, with or without the power;
 threads of lost workers that go on for a while; a disk that is full or cannot be read for a while; a stop, a new run on
-another number of workers. When chance has had enough, the flow must come to its end by itself.
+another number of workers. After enough of that, the flow must come to its end by itself.
 
 What must hold:
 
-a. **State.** What a committed snapshot holds, and what a generation begins with, is the fold of exactly what was read
-   of every part up to the position saved with it.
-b. **Output.** What the two-phase sink shows is at every moment the output of a committed snapshot, as far as it has
-   been published: nothing else, nothing twice, and nothing ever disappears. When a generation begins, and at the
-   end, it is all of it.
-c. **Collect** has, when a generation begins and at the end, the same, but for what earlier runs have brought.
+a. **State.** The content of a committed snapshot, and the state with which a generation begins, is the fold of exactly
+   what was read of every part up to the position saved with it.
+b. **Output.** The two-phase sink shows at every moment the output of a committed snapshot, as far as it has been
+   published: nothing else, nothing twice, and nothing ever disappears. When a generation begins, and at the end, it
+   shows all of it.
+c. **Collect** has, when a generation begins and at the end, the same, except for the output of earlier runs.
 d. **Numbers** of generations and snapshots are never used twice, over all runs; nor is a file written twice.
 e. **The end** comes, with all parts read, all timers fired and all keys ended once.
-f. **Retention.** No snapshot that was committed is lost but by it, and no manifest names a part that is gone.
+f. **Retention.** Only retention removes a committed snapshot, and no manifest names a part that is gone.
 g. **Time** does not go back for any key, wherever the key goes and whatever is loaded.
 """
 
@@ -65,7 +65,7 @@ from verification.snapshots.external_systems import (
 )
 
 NEVER: Final = 1e9  # seconds
-LONG: Final = 12_000  # steps; a flow left in peace is through long before
+MAX_STEPS: Final = 12_000  # an undisturbed flow ends long before
 RUNS: Final = 200
 FOCUSED: Final = 1 / 3  # of all jobs
 NAMED: Final = (
@@ -76,12 +76,12 @@ QUICK: Final = (0, 1, 2, 5)
 SAVED: Final = ("source", "first", "second", "sums")
 
 Change = tuple[Any, str, Any]
-"""An attribute of a module or class, and what stands there for a while."""
+"""An attribute of a module or class, and its temporary replacement."""
 
 
 @contextmanager
 def patched(changes: Sequence[Change]) -> Iterator[None]:
-    """Let other things stand there for a while."""
+    """Replace attributes within the block."""
     with ExitStack() as stack:
         for where, name, other in changes:
             stack.callback(setattr, where, name, where.__dict__[name])
@@ -98,7 +98,7 @@ class SlowWorld(World):
     job: Job
 
     def happen(self) -> bool:
-        """One thing; workers work also while messages are under way."""
+        """Let one thing happen; workers work also while messages are under way."""
         if not self._worker_queue and self.processes and self.chance.random() < self.job.eager:
             workers = sorted(self.processes)
             self._worker_queue = deque(self.chance.sample(workers, len(workers)))
@@ -109,7 +109,7 @@ class SlowWorld(World):
         job = self.job
         slow = job.slow_worker == worker and job.steps < job.trouble
         if slow and job.slow_chance.random() < job.slowness:
-            return True  # it gets no processor this time
+            return True  # the worker gets no processor this time
         return super()._work(worker)
 
     def _possible_events(self) -> list[Callable[[], None]]:
@@ -127,7 +127,7 @@ class SlowWorld(World):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     violation: Violation | None
@@ -135,14 +135,14 @@ class Outcome:
     trace: list[str] = field(repr=False)
 
     def story(self, lines: int = 40) -> str:
-        """What happened, the end of it."""
-        told = [f"seed {self.seed}: {self.violation or 'all is well'}"]
+        """Return the last `lines` of the trace, for people."""
+        text_lines = [f"seed {self.seed}: {self.violation or 'all is well'}"]
         if len(self.trace) > lines:
-            told.append(f"  … {len(self.trace) - lines} lines before")
-        return "\n".join(told + [f"  {line}" for line in self.trace[-lines:]])
+            text_lines.append(f"  … {len(self.trace) - lines} lines before")
+        return "\n".join(text_lines + [f"  {line}" for line in self.trace[-lines:]])
 
     def tally(self) -> Counter[str]:
-        """Counts that can be added up."""
+        """Return counts that can be added up."""
         return self.counts + Counter(jobs=1, violations=self.violation is not None)
 
 
@@ -163,7 +163,7 @@ class Job:
         flow = sf.make_flow(self.parts, self.drawer, united=self.united, summed=self.summed)
         self.plan: Plan = flow.plan()
         self.keep = chance.choice((1, 1, 2, 3))
-        self.trouble = chance.choice((60, 200, 400, 600))  # steps until it is left in peace
+        self.trouble = chance.choice((60, 200, 400, 600))  # steps until the job is left in peace
         self.often = chance.choice((0.03, 0.06, 0.1, 0.15))
         self.deeds = self._deeds()
         # To have keys saved while they move, of each stage.
@@ -194,24 +194,24 @@ class Job:
         self.world: World | None = None
         self._bomb: int | None = None  # steps of writes until it goes off
         self._bomb_kind = ""
-        self._failing = False  # whether something was refused since a run began
-        self._strays: list[Callable[[], Any]] = []  # threads of who was given up for dead
-        self._generation = 0  # the highest that was told to anybody, by earlier runs and this one
+        self._failing = False  # whether the disk refused a call since a run began
+        self._strays: list[Callable[[], Any]] = []  # threads of workers that were given up for dead
+        self._generation = 0  # the highest that any run has announced
         self._of_earlier_runs = 0
-        self._snapshot = (0, 0)  # the last that began: the run, and its number
-        self._began: tuple[int, int] | None = None  # the generation that was last looked at
+        self._snapshot = (0, 0)  # the last snapshot that began: the run, and its number
+        self._began: tuple[int, int] | None = None  # the generation that was last checked
         self._run = 0
         self._looked = (-1, -1)
         self._meaning: dict[int, tuple[sf.Content, Counter[tuple[int, ...]]]] = {}
         self._manifests: dict[int, Manifest] = {}  # on the disk
         self._committed: set[int] = set()
-        self._base: Counter[tuple[int, ...]] = Counter()  # what earlier runs have brought
+        self._base: Counter[tuple[int, ...]] = Counter()  # output of earlier runs
         self._shown: Counter[tuple[int, ...]] = Counter()
-        self._ending = ""  # how the run is to end, if someone wants it to
+        self._ending = ""  # how the run is to end, if it was told to
         self._over = False
 
     def _deeds(self) -> tuple[list[Callable[[World], None]], list[float]]:
-        """What chance does, and how often; some jobs have more of one thing."""
+        """Return the actions of chance and their weights; some jobs have more of one action."""
         chance = self.chance
         rough = chance.choice((0.1, 0.5, 1.2))
         weights: dict[Callable[[World], None], float] = {
@@ -231,8 +231,8 @@ class Job:
     def _perhaps_focus(self, chance: random.Random) -> None:
         """Make every third job one of moving keys and failing snapshots, with few crashes in between.
 
-        Such a job has what takes many things in a row: a key moves between cut and commit, the snapshot fails, an
-        increment follows, and then something is lost.
+        Such a job shows faults that take many events in a row: a key moves between cut and commit, the snapshot fails,
+        an increment follows, and then something is lost.
         """
         if chance.random() >= FOCUSED:
             return
@@ -259,7 +259,7 @@ class Job:
             self.slow_worker = slow_worker
 
     def settings(self) -> list[Change]:
-        """Small sizes, so that little is enough for much to happen; and a clock that shows the same to every run."""
+        """Return small limits, so that little data reaches them, and a clock that shows the same to every run."""
         chance, shared = self.chance, random.Random(f"changes {self.seed}")
         clock = SimpleNamespace(
             time=itertools.count(1_700_000_000).__next__, sleep=lambda seconds: None
@@ -267,12 +267,12 @@ class Job:
         changed: list[Change] = [
             (stage, "CHUNK_KEYS", chance.choice((10, 20))),
             (stage, "MIN_CHUNK_KEYS", 1),
-            (keyed, "BLOCK", chance.choice((1, 3))),
-            (stateless, "ENOUGH", chance.choice((1, 20))),
-            (changes, "BLOCK", chance.choice((1, 2, 5))),
-            (changes, "LOOK_EVERY", shared.choice((0, 1, 4, 1000))),
-            (changes, "MOST_UNCHANGED", shared.choice((1 / 32, 0.5, 1.0))),
-            (changes, "MOST_KEYS", shared.choice((3, 1 << 16))),
+            (keyed, "BLOCK_KEYS", chance.choice((1, 3))),
+            (stateless, "KEYED_BATCH_ROWS", chance.choice((1, 20))),
+            (changes, "BLOCK_KEYS", chance.choice((1, 2, 5))),
+            (changes, "LOOK_INTERVAL_PER_KEY", shared.choice((0, 1, 4, 1000))),
+            (changes, "MAX_UNCHANGED_SHARE", shared.choice((1 / 32, 0.5, 1.0))),
+            (changes, "MAX_ALL_CHANGED_KEYS", shared.choice((3, 1 << 16))),
             (storekeeper, "RESERVED_GENERATIONS", chance.choice((4, 6, 100))),
             (storekeeper, "time", clock),
             (store, "time", clock),
@@ -282,7 +282,7 @@ class Job:
         return changed
 
     def run(self) -> Outcome:
-        """To the end, or to what is wrong."""
+        """Run to the end, or to the first violation."""
         violation = None
         try:
             with patched(self.settings()):
@@ -291,9 +291,9 @@ class Job:
                         break
                     self._one_run()
                 if not self._over:
-                    raise Violation("end", f"{RUNS} runs, and it has not come to its end")
-        except Violation as found:
-            violation = found
+                    raise Violation("end", f"the flow has not ended after {RUNS} runs")
+        except Violation as error:
+            violation = error
         except Exception as error:
             violation = Violation(type(error).__name__, str(error))
             violation.__cause__ = error
@@ -301,7 +301,7 @@ class Job:
         return Outcome(self.seed, violation, self.counts, self.trace)
 
     def tell(self, what: str) -> None:
-        """For the story."""
+        """Add a line to the trace."""
         self.trace.append(f"{self.steps}: {what}")
 
     # ------------------------------------------------------------ a run
@@ -364,19 +364,19 @@ class Job:
             self._mend(None)
 
     def _drive(self, world: World) -> None:
-        told = 0
+        told_events = 0
         while not world.life.gone:
             self._step(world)
-            for happened in world.happened[told:]:
+            for happened in world.happened[told_events:]:
                 self.tell(happened.text)
-            told = len(world.happened)
+            told_events = len(world.happened)
             self._look(world)
         self._ended(world)
 
     def _step(self, world: World) -> None:
         self.steps += 1
-        if self.steps > self.trouble + LONG:
-            raise Violation("end", f"it does not come to its end: {world.life.state}")
+        if self.steps > self.trouble + MAX_STEPS:
+            raise Violation("end", f"the flow does not end: {world.life.state}")
         try:
             if self.steps >= self.trouble:
                 self._meet_end_of_trouble()
@@ -435,7 +435,7 @@ class Job:
                 disk.full = disk.unreadable = False
 
     def _ended(self, world: World) -> None:
-        """Its processes are gone."""
+        """Handle the end of a run: its processes are gone."""
         life = world.life
         assert world.keeper is not None
         self.counts[life.state] += 1
@@ -458,12 +458,18 @@ class Job:
             self._compare_shown("stopped", self._meaning[saving.committed][1])
 
     def _check_cause(self, life: Lifecycle) -> None:
-        known = "is lost", "within", "cannot be saved", "there is no room", "Input/output error"
-        if not any(part in life.cause for part in known):
+        expected_causes = (
+            "is lost",
+            "within",
+            "cannot be saved",
+            "there is no room",
+            "Input/output error",
+        )
+        if not any(part in life.cause for part in expected_causes):
             raise Violation("failure", life.cause)
 
     def _finished(self) -> None:
-        """The flow says it has come to its end."""
+        """Check the end that the flow reports."""
         self._over = True
         self._look_at_disk()
         newest = max(self._committed)
@@ -479,7 +485,7 @@ class Job:
             if read != there:
                 raise Violation("end", f"read is {there} of {read}")
 
-    # ------------------------------------------------------------ what chance does
+    # ------------------------------------------------------------ events of chance
 
     def _rescale(self, world: World) -> None:
         life = world.life
@@ -487,9 +493,9 @@ class Job:
         pins = {}
         if self.chance.random() < 0.3:
             keys = [item.key for items in self.items for item in items]
-            some = self.chance.sample(keys, min(4, len(keys)))
-            pins = {key_hash(key): self.chance.choice(workers) for key in some}
-        with suppress(LifecycleError):  # it is over, or about to be
+            pinned = self.chance.sample(keys, min(4, len(keys)))
+            pins = {key_hash(key): self.chance.choice(workers) for key in pinned}
+        with suppress(LifecycleError):  # the flow has ended, or is about to
             orders = life.scale(Placement.of(workers, keys=pins), world.life_now)
             self.tell(f"rescale to {len(workers)}")
             self.counts["rescales"] += 1
@@ -509,7 +515,7 @@ class Job:
         self.counts["workers lost"] += 1
         if self.chance.random() < 0.5:
             self._strays += [work for _, work, _ in process.threads]
-        if self.chance.random() < 0.5:  # what it said before is heard first
+        if self.chance.random() < 0.5:  # its earlier messages arrive first
             while process.reports:
                 world.hear(process)
         world.gone(process, "it crashed")
@@ -524,9 +530,9 @@ class Job:
             self._bomb_kind = self.chance.choice(kinds)
 
     def _spoil(self, world: World) -> None:
-        """Have the next write of a file of state, or of the manifest, fail: before it, or when it has landed.
+        """Make the next write of a file of state, or of the manifest, fail: before the write, or after it has landed.
 
-        Or have a manifest that cannot be deleted, or lose the driver before the name of a manifest is synced.
+        Or make a manifest impossible to delete, or lose the driver before the name of a manifest is synced.
         """
         if self._spoiled is not None:
             return
@@ -543,7 +549,7 @@ class Job:
     def _hook(self, step: Step, path: str) -> None:
         if self._spoiled is not None and self._spoiled[0] in path and self._spoiled[1] == step:
             landed = step in ("sync directory", "done") and "/manifests/" in path
-            stays = landed and self.chance.random() < 0.5  # and cannot be deleted, either
+            stays = landed and self.chance.random() < 0.5  # the file cannot be deleted, either
             self._spoiled = ("/manifests/", "delete") if stays else None
             self._fail_write(step, path)
         if self._bomb is None:
@@ -588,7 +594,7 @@ class Job:
             world.do(world.life.stop(world.life_now, drain=drain))
 
     def _let_stray(self) -> None:
-        """A thread of somebody who was given up for dead comes to its end."""
+        """Let a thread of a worker that was given up for dead come to its end."""
         work = self._strays.pop(self.chance.randrange(len(self._strays)))
         self.counts["strays"] += 1
         bomb, self._bomb = self._bomb, None
@@ -597,7 +603,7 @@ class Job:
         self._bomb = bomb
 
     def _crashed(self, where: str) -> None:
-        """The driver is gone, and all its workers with it."""
+        """Handle the loss of the driver, and all its workers with it."""
         power = self._bomb_kind == "power" or (where == "just so" and self.chance.random() < 0.5)
         self.tell(f"the driver is lost, {where}" + (", and the power" if power else ""))
         self.counts["power lost" if power else "drivers lost"] += 1
@@ -617,22 +623,22 @@ class Job:
             disk.changes += 1
         self._look_at_disk(committed=False)
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     def _look(self, world: World) -> None:
-        """After each step."""
+        """Check the world after each step."""
         life = world.life
         for process in world.processes.values():
             if process.generation > self._generation:
                 self._generation = process.generation
             elif 0 < process.generation <= self._of_earlier_runs:
-                told = f"generation {process.generation} of an earlier run begins again"
-                raise Violation("numbers", told)
+                text = f"generation {process.generation} of an earlier run begins again"
+                raise Violation("numbers", text)
         saving = life.saving
         if saving.phase == "saving" and (self._run, saving.number) != self._snapshot:
             if saving.number <= self._snapshot[1]:
-                told = f"snapshot {saving.number} comes after {self._snapshot[1]}"
-                raise Violation("numbers", told)
+                text = f"snapshot {saving.number} comes after {self._snapshot[1]}"
+                raise Violation("numbers", text)
             self._snapshot = self._run, saving.number
             self.counts["snapshots begun"] += 1
         if (self.disk.changes, self.drawer.disk.changes) != self._looked:
@@ -644,9 +650,9 @@ class Job:
             self._look_at_time(world)
 
     def _look_at_time(self, world: World) -> None:
-        """Note in each key's state how far time has come for the key, which must not be less than before.
+        """Record in each key's state the frontier of the key, which must not be less than before.
 
-        The note travels and is saved with the state. So it is not changed between a cut and the end of saving.
+        The record travels and is saved with the state. So it is not changed between a cut and the end of saving.
         """
         for worker, runtime in world.runtimes.items():
             for operator in runtime.keyed():
@@ -657,57 +663,59 @@ class Job:
                     frontier = max(operator.reached(), operator.floors.get(key, MIN))
                     seen = state["seen"]
                     if frontier < seen.frontier:
-                        told = f"for key {key} on worker {worker} time goes back"
-                        raise Violation("time", f"{told} from {seen.frontier} to {frontier}")
+                        text = f"for key {key} on worker {worker} time goes back"
+                        raise Violation("time", f"{text} from {seen.frontier} to {frontier}")
                     if not saving:
                         seen.frontier = frontier
 
     def _generation_began(self, world: World) -> None:
-        """All are ready, nobody has begun."""
+        """Check a new generation: all workers are ready, none has begun."""
         self.counts["generations"] += 1
         at = world.life.saving.committed
         content, out = (_NOTHING, Counter[tuple[int, ...]]()) if at is None else self._meaning[at]
-        told = f"generation {world.life.generation}, which begins with {at or 'nothing'}"
+        where = f"generation {world.life.generation}, which begins with {at or 'nothing'}"
         runtimes = [world.processes[w].runtime for w in world.life.placement.workers]
-        self._compare(told, self._state_of([r for r in runtimes if r is not None]), content)
-        self._compare_shown(told, out)
-        self._compare_collected(told, world, out)
+        self._compare(where, self._state_of([r for r in runtimes if r is not None]), content)
+        self._compare_shown(where, out)
+        self._compare_collected(where, world, out)
 
     def _state_of(self, runtimes: Iterable[Runtime]) -> sf.Content:
-        found: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
+        states: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
         timers: dict[int, list[int]] = {}
         ended: set[int] = set()
         for runtime in runtimes:
             for runner in runtime.stages:
                 for operator in runner.operators.keyed:
-                    twice = found[operator.step].keys() & operator.states.keys()
+                    twice = states[operator.step].keys() & operator.states.keys()
                     if twice:
                         raise Violation("state", f"{operator.step}: two workers have {twice}")
-                    found[operator.step].update(operator.states)
+                    states[operator.step].update(operator.states)
                     keys = list(operator.states)
                     times = zip(keys, operator.timers.of(keys), strict=True)
                     timers.update({key: at for key, at in times if at})
                     ended |= operator.ended
-        positions = {part: (p.position or 0, p.finished) for part, p in found["source"].items()}
-        return sf.Content(positions, found["first"], timers, ended, found["second"], found["sums"])
+        positions = {part: (p.position or 0, p.finished) for part, p in states["source"].items()}
+        return sf.Content(
+            positions, states["first"], timers, ended, states["second"], states["sums"]
+        )
 
-    def _compare(self, told: str, found: sf.Content, wanted: sf.Content) -> None:
-        if found.source != wanted.source:
-            text = f"positions {found.source}, and must be {wanted.source}"
-            raise Violation("state", f"{told}: {text}")
-        wrong = sf.different(found, wanted)
+    def _compare(self, where: str, content: sf.Content, wanted: sf.Content) -> None:
+        if content.source != wanted.source:
+            text = f"positions {content.source}, and must be {wanted.source}"
+            raise Violation("state", f"{where}: {text}")
+        wrong = sf.different(content, wanted)
         if wrong:
-            raise Violation("state", f"{told}: {wrong}")
+            raise Violation("state", f"{where}: {wrong}")
 
-    def _compare_shown(self, told: str, out: Counter[tuple[int, ...]]) -> None:
-        _same("output", f"{told}: shown", self._shown, out)
+    def _compare_shown(self, where: str, out: Counter[tuple[int, ...]]) -> None:
+        _same("output", f"{where}: shown", self._shown, out)
 
-    def _compare_collected(self, told: str, world: World, out: Counter[tuple[int, ...]]) -> None:
+    def _compare_collected(self, where: str, world: World, out: Counter[tuple[int, ...]]) -> None:
         there = Counter(world.ledger.collected.items("shown"))
-        _same("Collect", f"{told}: collected", there, out - self._base)
+        _same("Collect", f"{where}: collected", there, out - self._base)
 
     def _look_at_disk(self, committed: bool = True) -> None:
-        """What is on the disks now; `committed`: whether writes that are done have been told to be."""
+        """Check the content of the disks; `committed`: whether finished writes have been reported as finished."""
         self._looked = self.disk.changes, self.drawer.disk.changes
         start = f"{self.plan.flow}/manifests/"
         there = {int(n[:-5]): f"{start}{n}" for n in self.disk.list(start[:-1])}
@@ -727,9 +735,9 @@ class Job:
                     self._meaning[number] = self._judge(manifest)
                     self._try_to_load(manifest)
         if committed:
-            told = there.keys() - self._undecided()
-            self.counts["snapshots"] += len(told - self._committed)
-            self._committed |= told
+            settled = there.keys() - self._undecided()
+            self.counts["snapshots"] += len(settled - self._committed)
+            self._committed |= settled
         kept = sorted(self._committed | there.keys())[-self.keep :]
         if not there.keys() >= set(kept):
             raise Violation("retention", f"of {kept}, which are to be kept, {sorted(there)} exist")
@@ -743,8 +751,8 @@ class Job:
     def _check_parts(self, manifest: Manifest) -> None:
         for part in manifest.parts:
             if checksum(self.disk.look(f"{self.plan.flow}/{part.path}")) != part.checksum:
-                told = f"snapshot {manifest.snapshot} names {part.path}, which is not whole"
-                raise Violation("retention", told)
+                text = f"snapshot {manifest.snapshot} names {part.path}, which is not whole"
+                raise Violation("retention", text)
 
     def _look_at_shown(self) -> None:
         shown = self.drawer.shown()
@@ -762,8 +770,8 @@ class Job:
             raise Violation("output", f"{_some(extra)} is shown, {what}")
 
     def _judge(self, manifest: Manifest) -> tuple[sf.Content, Counter[tuple[int, ...]]]:
-        """What a snapshot holds, read naively; it must be what follows from its positions."""
-        found: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
+        """Read the content of a snapshot naively, and check that it follows from its positions."""
+        states: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
         timers: dict[int, list[int]] = {}
         ended: set[int] = set()
         at = f"snapshot {manifest.snapshot}"
@@ -772,23 +780,23 @@ class Job:
             for step, key, state, times, over, gone in self._rows(manifest, number):
                 if gone:
                     if (step, key) not in lives:
-                        found[step].pop(key, None)
-                        if step == "first":  # keys of other steps may be the same numbers
+                        states[step].pop(key, None)
+                        if step == "first":  # other steps may have keys with the same numbers
                             timers.pop(key, None)
                     continue
                 if (step, key) in lives:
                     raise Violation("state", f"{at}: two rows of key {key} of {step!r}: {state}")
                 lives.add((step, key))
-                found[step][key] = state
+                states[step][key] = state
                 if step == "first":
                     timers.pop(key, None)
                     timers.update({key: times} if times else {})
                     ended -= {key}
                     ended |= {key} if over else set()
-        ended &= found["first"].keys()
-        positions = {part: (p or 0, over) for part, (p, over, _) in found["source"].items()}
+        ended &= states["first"].keys()
+        positions = {part: (p or 0, over) for part, (p, over, _) in states["source"].items()}
         content = sf.Content(
-            positions, found["first"], timers, ended, found["second"], found["sums"]
+            positions, states["first"], timers, ended, states["second"], states["sums"]
         )
         wanted, out = sf.expected(self.items, content, united=self.united, summed=self.summed)
         self._compare(at, content, wanted)
@@ -796,7 +804,7 @@ class Job:
         return content, out
 
     def _try_to_load(self, manifest: Manifest) -> None:
-        """What workers would begin with, if they were to load it now; whether they ever do or not."""
+        """Check the state with which workers would begin if they loaded this snapshot now."""
         chance = random.Random(manifest.snapshot)
         workers = chance.randint(1, 3)
         placement = Placement.of(range(workers))
@@ -815,8 +823,8 @@ class Job:
             loading.load_at_once(runtime, self.reader, manifest.parts, placement)
             runtimes.append(runtime)
         self.disk.unreadable = unreadable
-        told = f"snapshot {manifest.snapshot}, loaded by {workers} workers"
-        self._compare(told, self._state_of(runtimes), self._meaning[manifest.snapshot][0])
+        where = f"snapshot {manifest.snapshot}, loaded by {workers} workers"
+        self._compare(where, self._state_of(runtimes), self._meaning[manifest.snapshot][0])
 
     def _rows(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, ...]]:
         for part in manifest.parts:
@@ -836,15 +844,15 @@ def _some(items: Mapping[Any, int]) -> str:
     return ", ".join(map(str, sorted(items)[:3])) + (" …" if len(items) > 3 else "")
 
 
-def _same(kind: str, told: str, found: Counter[Any], wanted: Counter[Any]) -> None:
-    extra, missing = found - wanted, wanted - found
+def _same(kind: str, where: str, actual: Counter[Any], wanted: Counter[Any]) -> None:
+    extra, missing = actual - wanted, wanted - actual
     if extra:
-        raise Violation(kind, f"{told} is {_some(extra)}, which does not belong there")
+        raise Violation(kind, f"{where} is {_some(extra)}, which does not belong there")
     if missing:
-        raise Violation(kind, f"{told} is not {_some(missing)}, which belongs there")
+        raise Violation(kind, f"{where} is not {_some(missing)}, which belongs there")
 
 
 def simulate(seed: int, patches: Sequence[Change] = (), without: Sequence[Step] = ()) -> Outcome:
-    """One job."""
+    """Simulate the job of one seed."""
     with patched(patches):
         return Job(seed, without).run()

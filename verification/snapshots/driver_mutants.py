@@ -8,7 +8,7 @@ These were written too, and change nothing that could be noticed, because anothe
 while a snapshot is unsettled (what a leaving worker hands over while a manifest is written, or changed before the cut,
 and where its files lie); a snapshot fails only when all have answered, and a full one that failed is followed by a full
 one; one thread does what a worker does in the background, in order; and whatever is saved or published a second time is
-the same as the first. To save keys that did not change is not among them: see `saving_mutants.touched_is_saved`.
+the same as the first. To save keys that did not change is not among them: see `mutants.touched_is_saved`.
 
 One is left to tests/engine/operators/test_frontiers.py: that workers tell a lower time after a load than was restored.
 Here they never do, as no part of the source is idle, and time goes on where its readers were at the cut.
@@ -28,10 +28,11 @@ from railgun.engine.operators.stateful import StatefulSteps
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.worker import loading
 from railgun.engine.worker.saver import Saver
+from verification.mutation import Verdict, hunt_seeds
 from verification.rewriting import rewritten
 from verification.snapshots.crashes import Change, Outcome, simulate
 
-SEEDS: Final = 600  # within which each is found
+SEEDS: Final = 600  # enough to notice each mutant
 
 
 @dataclass(frozen=True)
@@ -44,21 +45,18 @@ class Rewrite:
 
     @cached_property
     def changes(self) -> list[Change]:
-        """Return what to put in the place of what."""
+        """Return the rewritten function, with its owner and name."""
         return [rewritten(self.owner, self.name, *self.edits)]
 
     def simulate(self, seed: int) -> Outcome:
-        """Run one job with it."""
+        """Simulate one job with the rewritten function."""
         return simulate(seed, self.changes)
 
 
-def hunt(name: str, seeds: int = SEEDS) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
-    for seed in (_HINTS.get(name, 0), *range(seeds)):
-        violation = MUTANTS[name].simulate(seed).violation
-        if violation is not None:
-            return name, f"crashes, seed {seed}", str(violation)
-    return name, "", ""
+def hunt(name: str, seeds: int = SEEDS) -> Verdict:
+    """Simulate jobs with the mutant called `name`: the seed of `_HINTS` first, then up to `seeds` others."""
+    order = (_HINTS.get(name, 0), *range(seeds))
+    return hunt_seeds(name, order, MUTANTS[name].simulate, label="crashes, seed")
 
 
 def _one(owner: Any, name: str, old: str, new: str) -> Rewrite:
@@ -66,13 +64,13 @@ def _one(owner: Any, name: str, old: str, new: str) -> Rewrite:
 
 
 _LOADING: Final[Mapping[str, Rewrite]] = {
-    "Rows of a file are put in before the deletions of the next file": _one(
+    "Rows of a file are loaded before the deletions of the next file": _one(
         loading,
         "loading_steps",
         "alive.append((part.step, take_out(runtime, part.step, rows)))",
         "runtime.load(part.step, take_out(runtime, part.step, rows))",
     ),
-    "Deletions are not taken out": _one(
+    "Deleted keys are not removed": _one(
         loading,
         "take_out",
         "runtime.unload(step, list(compress(rows.keys, rows.deleted)))",
@@ -90,7 +88,7 @@ _LOADING: Final[Mapping[str, Rewrite]] = {
         "list(compress(rows.timers, alive)), ",
         "[[] for _ in keys], ",
     ),
-    "Rows with deletions among them lose that keys have ended": _one(
+    "Rows with deletions among them lose the ends of keys": _one(
         loading,
         "take_out",
         "list(compress(rows.ended, alive))\n",
@@ -102,10 +100,10 @@ _LOADING: Final[Mapping[str, Rewrite]] = {
         "list(compress(rows.states, alive))",
         "list(reversed(list(compress(rows.states, alive))))",
     ),
-    "A worker loads the keys of others": _one(
+    "A worker loads the keys of other workers": _one(
         loading, "read_mine", "placement.owners(hashes) == runtime.worker", "hashes == hashes"
     ),
-    "The last file of a snapshot is not put in": _one(
+    "The last file of a snapshot is not loaded": _one(
         loading,
         "loading_steps",
         "for step, rows in alive:",
@@ -132,13 +130,13 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
         "if not self.changed and not self.in_flight:",
         "if not self.changed or self.in_flight:",
     ),
-    "What changed stays changed only if the snapshot fails, and what changed since is forgotten": _one(
+    "After a failed snapshot only its keys count as changed, and later changes are forgotten": _one(
         Changes, "settle", "self.changed |= self.in_flight", "self.changed = self.in_flight"
     ),
-    "A committed snapshot forgets what changed since its cut": _one(
+    "A committed snapshot forgets the changes since its cut": _one(
         Changes, "settle", "self.in_flight = set()", "self.in_flight = self.changed = set()"
     ),
-    "What has failed to be saved is saved only if nothing changed since": _one(
+    "The keys of a failed snapshot are saved only if nothing has changed since": _one(
         Changes, "settle", "if not committed:", "if not committed and not self.changed:"
     ),
     "A key that is saved with a full snapshot is saved again when it changes": _one(
@@ -165,28 +163,28 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
     "A worker that leaves hands over only deletions before the cut": _one(
         Changes, "deleted", "[*{*self.changed, *self.in_flight}]", "[*self.in_flight]"
     ),
-    "A key that is made after the cut of a full snapshot is saved with it": _one(
+    "A key that is created after the cut of a full snapshot is saved with it": _one(
         Changes,
         "preserve",
         "if fresh:",
         "fresh = {k for k in fresh if k in self.operator.states}\n    if fresh:",
     ),
-    "Keys that are new since all had changed are not saved": _one(
+    "Keys that are created while all keys count as changed are not saved": _one(
         Changes, "cut", "self._note_all()", "self.all_changed = False"
     ),
-    "Keys that are new since all had changed move without having changed": _one(
+    "Keys that are created while all keys count as changed move as unchanged": _one(
         Changes, "leave", "self._note_all()", "pass"
     ),
-    "A key that comes when all have changed, and is deleted, is not saved as deleted": _one(
+    "A key that arrives while all keys count as changed, and is deleted, is not saved as deleted": _one(
         Changes, "arrive", "self._note_all()", "pass"
     ),
-    "Keys that count as changed with all others are not noted": _one(
+    "Keys that count as changed with all others are not recorded": _one(
         Changes, "_look", "self.changed |= unchanged", "pass"
     ),
-    "When there are too many keys for all to count as changed, those not noted are forgotten": _one(
+    "When there are too many keys for all to count as changed, unrecorded ones are forgotten": _one(
         Changes, "_touch", "self._note_all()", "self.all_changed = False"
     ),
-    "The keys that come when there are too many for all to count as changed are not noted": Rewrite(
+    "Keys that arrive when there are too many for all to count as changed are not recorded": Rewrite(
         Changes,
         "_touch",
         (
@@ -197,7 +195,7 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
             ("if not self.all_changed:", "elif not self.all_changed:"),
         ),
     ),
-    "A key that comes is not known to have changed": _one(
+    "A key that arrives does not count as changed": _one(
         Keyed, "take", "self.touch(changed)", "pass"
     ),
 }
@@ -209,7 +207,7 @@ _SAVER: Final[Mapping[str, Rewrite]] = {
     "Output of workers that have left is not published": _one(
         Saver, "_share", "self._prepared += received", "pass"
     ),
-    "Output that one worker commits for all is left to it before the snapshot is safe": _one(
+    "Output that one worker commits for all is given to that worker before the snapshot is safe": _one(
         Saver,
         "settle",
         "if not order.committed:\n        return",
@@ -227,73 +225,73 @@ _SAVER: Final[Mapping[str, Rewrite]] = {
     "A worker writes before all its stages are cut": _one(
         Saver, "busy", "save.cuts == len(self.runtime.stages)", "save.cuts > 0"
     ),
-    "A worker that cannot write its files says that all is well": _one(
+    "A worker that cannot write its files reports success": _one(
         Saver, "_write", "return tokens, [], str(error) or repr(error)", 'return tokens, [], ""'
     ),
-    "A table of which another was written is left out": _one(
+    "Every table after the second is left out": _one(
         Saver, "_write", "in save.tables if", "in save.tables[:2] if"
     ),
-    "Output that cannot be published is told to be": _one(
+    "Output that cannot be published is reported as published": _one(
         Saver,
         "settle",
         "if error is not None:\n            raise error\n",
         "if False:\n            pass\n",
     ),
-    "A worker tells only what it prepared for this snapshot": _one(
+    "A worker reports only the output prepared for this snapshot": _one(
         Saver, "_written", "tuple(self._prepared)", "tuple(tokens)"
     ),
-    "Tables are written while keys are left to save": _one(
+    "Tables are written before all keys are saved": _one(
         Saver, "step", "            return\n    save.writing", "    save.writing"
     ),
 }
 
 _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
-    "What workers that left handed over is in every further snapshot": _one(
+    "The parts of workers that left are in every further snapshot": _one(
         Storekeeper,
         "written",
         "self._farewells = [f for f in self._farewells if f not in self._in_manifest]",
         "pass",
     ),
-    "A full snapshot builds upon the one before": _one(
+    "A full snapshot builds upon the snapshot before": _one(
         Storekeeper,
         "_manifest",
         "if self._full or self.manifest is None",
         "if self.manifest is None",
     ),
-    "A snapshot of what changed builds upon nothing": _one(
+    "An incremental snapshot builds upon nothing": _one(
         Storekeeper,
         "_manifest",
         "if self._full or self.manifest is None else self.manifest.parts",
         "",
     ),
-    "Snapshots build upon one that failed": _one(
+    "Snapshots build upon a failed snapshot": _one(
         Storekeeper,
         "write",
         "manifest = self._writing = replace(",
         "manifest = self._writing = self.manifest = replace(",
     ),
-    "What workers of an older generation handed over is kept": _one(
+    "The parts of workers of an older generation are kept": _one(
         Storekeeper, "new_generation", "self.reports, self._farewells = {}, []", "self.reports = {}"
     ),
     "Reports of a snapshot that failed count for the next": _one(
         Storekeeper, "record", "self.reports = {}\n", "pass\n"
     ),
-    "Of all output of a step one piece is in the manifest": _one(
+    "Only one piece of the output of a step is in the manifest": _one(
         Storekeeper, "_manifest", "{repr(t): t for", "{t.step: t for"
     ),
-    "Output of workers that have left is told to nobody": _one(
+    "Output of workers that have left is reported to no worker": _one(
         Storekeeper,
         "tokens_of_departed",
         "for farewell in self._in_manifest",
         "for farewell in self._farewells",
     ),
-    "Output that one worker commits for all is told to nobody": _one(
+    "Output that one worker commits for all is reported to no worker": _one(
         Storekeeper, "tokens_for_one", "if token.step in together]", "if False]"
     ),
-    "Generations are used that were not written down": _one(
+    "Generations are used without being stored": _one(
         Storekeeper, "_reserve", "self.store.use_generation(ahead)", "pass"
     ),
-    "A generation begins with the snapshot the job began with": _one(
+    "A generation begins with the first snapshot of the job": _one(
         Storekeeper, "written", "= self._writing,", "= self.manifest or self._writing,"
     ),
 }
@@ -302,10 +300,10 @@ _STORE: Final[Mapping[str, Rewrite]] = {
     "A manifest whose write raised stays": _one(
         SnapshotStore, "commit", "self._take_back(manifest.snapshot, error)", "pass"
     ),
-    "A manifest whose write raised is deleted, and not for good": _one(
+    "A manifest whose write raised is deleted, but not durably": _one(
         SnapshotStore, "_take_back", 'self.disk.sync(self._at("manifests"))', "pass"
     ),
-    "A manifest that cannot be taken back is taken for gone": _one(
+    "A manifest that cannot be deleted is taken for deleted": _one(
         Storekeeper,
         "write",
         "self._take_back_later(order.snapshot, str(error), then)",
@@ -329,19 +327,19 @@ _STORE: Final[Mapping[str, Rewrite]] = {
             ),
         ),
     ),
-    "Retention keeps one snapshot less": _one(
+    "Retention keeps one snapshot too few": _one(
         SnapshotStore, "clean", "if len(kept) == keep:", "if len(kept) == max(1, keep - 1):"
     ),
-    "Attempts are not looked at for numbers that were used": _one(
+    "Attempts are not searched for used numbers": _one(
         SnapshotStore,
         "_counters",
         'self._ids("attempts") + self._ids("manifests")',
         'self._ids("manifests")',
     ),
-    "Whoever loads does not make sure that the manifest is there for good": _one(
+    "A loading worker does not make the manifest durable": _one(
         SnapshotStore, "latest", 'self.disk.sync(self._at("manifests"))\n', "pass\n"
     ),
-    "An older snapshot is loaded than the newest": _one(
+    "A snapshot older than the newest is loaded": _one(
         SnapshotStore,
         "latest",
         'for snapshot in self._ids("manifests"):',
@@ -350,16 +348,16 @@ _STORE: Final[Mapping[str, Rewrite]] = {
 }
 
 _TIME: Final[Mapping[str, Rewrite]] = {
-    "A snapshot has the frontier of a worker, and not those that its keys were told elsewhere": _one(
+    "A snapshot has the frontier of a worker, and not the frontiers of its keys at other workers": _one(
         StatefulSteps,
         "reached",
         "max(self.context.frontier, self._highest) if anywhere",
         "self.context.frontier if anywhere",
     ),
-    "A key that moves does not take along how far time had come for it": _one(
+    "A key that moves loses its frontier": _one(
         StatefulSteps, "restore_keys", "if frontier > self.context.frontier:", "if False:"
     ),
-    "A record does not see how far time had come for its key before it moved": _one(
+    "A record does not see the frontier of its key from before the move": _one(
         StatefulSteps, "_frontiers", "if not self.floors:", "if True:"
     ),
 }
@@ -372,27 +370,27 @@ MUTANTS: Final[dict[str, Rewrite]] = {
     **_STORE,
     **_TIME,
 }
-"""By what goes wrong."""
+"""The mutants, by the fault that each has."""
 
 _HINTS: Final[Mapping[str, int]] = {
-    "Rows of a file are put in before the deletions of the next file": 290,
+    "Rows of a file are loaded before the deletions of the next file": 290,
     "A key that moves forgets that it is part of an unsettled snapshot": 41,
     "A key that moves during a snapshot moves without its changes": 68,
-    "What has failed to be saved is saved only if nothing changed since": 96,
+    "The keys of a failed snapshot are saved only if nothing has changed since": 96,
     "A worker that leaves hands over only deletions before the cut": 16,
     "Output of a snapshot that failed is not handed over by a worker that leaves": 280,
-    "Output that cannot be published is told to be": 49,
-    "What workers of an older generation handed over is kept": 116,
-    "Snapshots build upon one that failed": 245,
+    "Output that cannot be published is reported as published": 49,
+    "The parts of workers of an older generation are kept": 116,
+    "Snapshots build upon a failed snapshot": 245,
     "A manifest whose write raised stays": 116,
-    "A manifest that cannot be taken back is taken for gone": 116,
-    "A manifest whose write raised is deleted, and not for good": 774,
-    "A worker tells only what it prepared for this snapshot": 151,
-    "What workers that left handed over is in every further snapshot": 307,
-    "Of all output of a step one piece is in the manifest": 59,
+    "A manifest that cannot be deleted is taken for deleted": 116,
+    "A manifest whose write raised is deleted, but not durably": 774,
+    "A worker reports only the output prepared for this snapshot": 151,
+    "The parts of workers that left are in every further snapshot": 307,
+    "Only one piece of the output of a step is in the manifest": 59,
     "Retention deletes files before manifests": 430,
-    "A record does not see how far time had come for its key before it moved": 230,
-    "The keys that come when there are too many for all to count as changed are not noted": 369,
-    "Whoever loads does not make sure that the manifest is there for good": 441,
+    "A record does not see the frontier of its key from before the move": 230,
+    "Keys that arrive when there are too many for all to count as changed are not recorded": 369,
+    "A loading worker does not make the manifest durable": 441,
 }
-"""Seeds that have noticed those that few seeds notice."""
+"""Seeds that notice the mutants that few seeds notice."""

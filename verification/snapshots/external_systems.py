@@ -1,4 +1,4 @@
-"""What a simulated job that crashes writes to: a disk, a two-phase sink on it, and tables that are quickly made."""
+"""The external systems of a simulated job that crashes: a disk, a two-phase sink on it, and tables without Parquet."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from verification.rescale.model import Violation
 
 
 class Disk(SimulatedDisk):
-    """A disk that also fails to be read, and tells when it has changed."""
+    """A disk that can fail to be read, and counts its changes."""
 
     def __init__(self, seed: int, without: Sequence[Step] = ()) -> None:
         super().__init__(seed, without=without)
         self.unreadable = False
-        self.dead = False  # whether the program that was to do something is gone
+        self.dead = False  # whether the program that uses the disk is gone
         self.changes = 0
 
     def write(self, path: str, data: bytes) -> None:
-        """As before; what is there for good is not written again."""
+        """Write a file, and count the change; no part or manifest may be written twice."""
         self._alive()
         self.changes += 1
         once = "/manifests/" in path or "/data/" in path
@@ -39,51 +39,51 @@ class Disk(SimulatedDisk):
         super().write(path, data)
 
     def delete(self, path: str) -> None:
-        """As before."""
+        """Delete a file, and count the change."""
         self._alive()
         self.changes += 1
         super().delete(path)
 
     def _alive(self) -> None:
-        if self.dead:  # nobody who cleans up is there any more, either
+        if self.dead:  # a program that is gone cleans up nothing, either
             raise Crash("it is gone")
 
     def read(self, path: str) -> bytes:
-        """As before, unless it cannot be."""
+        """Read a file; fails while the disk cannot be read."""
         self._alive()
         if self.unreadable:
             raise disk_error("read", self.where(path), OSError(errno.EIO, os.strerror(errno.EIO)))
         return super().read(path)
 
     def look(self, path: str) -> bytes:
-        """The file, for who judges."""
+        """Return a file's content for a check, without failures."""
         return self._names.seen[path].data
 
 
 class Drawer(TwoPhaseSink[Any]):
-    """Output on a disk: `staged/<generation>/<name>`, which nobody sees, and `shown/<name>`."""
+    """Output on a disk: `staged/<generation>/<name>` is hidden, `shown/<name>` is visible."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.numbers = itertools.count()
 
     def open(self, place: Place) -> TwoPhaseWriter[Any]:
-        """Of one worker."""
+        """Return the writer of one worker."""
         return _DrawerWriter(self, place)
 
     def commit(self, token: Token) -> None:
-        """Write what is staged where it is seen, then take it away; a second time there is nothing to do."""
+        """Copy staged output to where it is visible, then delete the staged file; a second call does nothing."""
         staged, shown = f"staged/{token}", f"shown/{token.replace('/', '-')}"
         if self.disk.exists(shown):
-            self.disk.sync("shown")  # whoever has shown it may have died before that
+            self.disk.sync("shown")  # the writer of the shown file may have died before the sync
         elif self.disk.exists(staged):
             self.disk.write(shown, self.disk.read(staged))
         else:
-            raise Violation("output", f"{token} is to be shown, and is gone")
+            raise Violation("output", f"{token} is to be published, and is gone")
         self.disk.delete(staged)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Show these, and throw away what older generations staged."""
+        """Commit these tokens, and delete what older generations staged."""
         for token in tokens:
             self.commit(token)
         for name in self.disk.list("staged"):
@@ -91,13 +91,13 @@ class Drawer(TwoPhaseSink[Any]):
                 self.disk.delete(f"staged/{name}")
 
     def shown(self) -> Counter[tuple[int, ...]]:
-        """What everybody sees."""
+        """Return the visible output."""
         names = self.disk.list("shown")
         return Counter(x for name in names for x in pickle.loads(self.disk.look(f"shown/{name}")))
 
 
 class SharedDrawer(Drawer):
-    """One whose tokens one worker commits, of all workers."""
+    """A drawer of which one worker commits the tokens of all workers."""
 
     commits_together = True
 
@@ -122,7 +122,7 @@ class _DrawerWriter(TwoPhaseWriter[Any]):
 
 
 class PlainTable:
-    """A table that is quickly made; Parquet takes a hundred times as long, which most seeds do without."""
+    """A table that is encoded quickly; Parquet takes a hundred times as long, so most seeds do without."""
 
     def __init__(self, step: str, version: int) -> None:
         self.step, self.version = step, version
@@ -147,14 +147,14 @@ class PlainTable:
         self.rows += len(keys)
 
     def finish(self) -> bytes:
-        """The file."""
+        """Return the content of the file."""
         return pickle.dumps((self.step, self.version, self._blocks))
 
 
 def read_plain(
     data: bytes, mine: Callable[[Hashes], Any] | None = None, *_: Any, **options: Any
 ) -> Rows:
-    """The rows of such a table."""
+    """Return the rows of such a table."""
     step, version, blocks = pickle.loads(data)
     columns: list[list[Any]] = [[], [], [], [], [], []]
     for block in map(pickle.loads, blocks):

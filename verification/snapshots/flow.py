@@ -1,10 +1,10 @@
-"""A flow that tells by its state and its output exactly what it has read; and what they must be, worked out naively.
+"""A flow whose state and output show exactly what it has read, and a naive computation of what they must be.
 
 Two stages behind a source: `first` has timers, deletes keys and ends them; `second` gathers what several keys of the
 first emit. `sums` stands beside it in the same stage; what `first` emits and what comes from the source directly may be
-united before it. Everything is made so that state and output follow from how far each part was read, which timers have
-fired and which keys have ended, in whatever order that came about: what several parts or keys bring to one key is kept
-apart in *lanes*. Keys are numbers, as their order in a set is the same in every process.
+united before it. State and output follow from how far each part was read, which timers have fired and which keys have
+ended, in whatever order that happened: what several parts or keys bring to one key is kept apart in *lanes*. Keys are
+numbers, as their order in a set is the same in every process.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ class Item:
     what: str  # add, delete, timer, close
     time: int
     at: int = 0
-    """What the timer is set for."""
+    """The time for which the timer is set."""
 
 
 Value = tuple[int, int, int, int, int]  # key, lane, number, count, roll: what `first` emits
 
 
 def mix(roll: int, number: int) -> int:
-    """A number that tells which numbers came, in which order."""
+    """Mix a number into a hash that shows which numbers came, in which order."""
     return (roll * 31 + number + 1) % 1_000_003
 
 
 def gathered(key: int) -> int:
-    """The key of the second stage."""
+    """Return the key of the second stage."""
     return key // 1000 * 1000 + key % 3
 
 
 def make_items(chance: random.Random) -> list[list[Item]]:
-    """The parts of the source."""
+    """Return the parts of the source."""
     parts = []
     for part in range(chance.randint(1, 3)):
         items: list[Item] = []
@@ -81,7 +81,7 @@ def make_items(chance: random.Random) -> list[list[Item]]:
 
 
 class Parts(Source[Item]):
-    """The parts; a read brings as much as chance wants, one of the numbers of `pace`."""
+    """A source of parts; a read returns as many records as chance chooses among `pace`."""
 
     def __init__(
         self, parts: Sequence[Sequence[Item]], chance: random.Random, pace: Sequence[int]
@@ -91,11 +91,11 @@ class Parts(Source[Item]):
         self.pace = pace
 
     def partitions(self) -> Sequence[int]:
-        """Numbers."""
+        """Return the numbers of the parts."""
         return range(len(self.parts))
 
     def open(self, partition: Any, position: Any) -> Reader[Item]:
-        """Read one part."""
+        """Return a reader of one part, from `position` on."""
         return _PartReader(self, partition, position or 0)
 
 
@@ -115,13 +115,13 @@ class _PartReader(Reader[Item]):
 
 
 class Seen:
-    """The frontier a key was told last. How far that is depends on chance: any of them is as good as another."""
+    """The last frontier of a key. How far that is depends on chance: any value is as good as another."""
 
     def __init__(self) -> None:
         self.frontier = MIN
 
     def see(self, frontier: int) -> None:
-        """A key is told a frontier: it never goes back, wherever the key goes and whatever is loaded."""
+        """Record a frontier, which never goes back, wherever the key goes and whatever is loaded."""
         assert frontier >= self.frontier, f"time goes back from {self.frontier} to {frontier}"
         self.frontier = frontier
 
@@ -132,14 +132,14 @@ class Seen:
 
 
 class First(Stateful[int, Item, dict[str, Any], Value]):
-    """Lanes by part; timers that are kept in mind; keys that are forgotten when nothing is left of them."""
+    """Lanes by part, with timers; a key is forgotten when nothing is left of it."""
 
     def initial(self) -> dict[str, Any]:
-        """Nothing yet."""
+        """Return the state of a new key."""
         return {"lanes": {}, "pending": [], "closing": False, "ended": False, "seen": Seen()}
 
     def on_item(self, item: Item, context: Context[int, dict[str, Any]]) -> Iterable[Value]:
-        """Count it in its lane; or drop the lane."""
+        """Count the item in its lane, or drop the lane."""
         state = context.state
         state["seen"].see(context.frontier)
         lanes = state["lanes"]
@@ -157,7 +157,7 @@ class First(Stateful[int, Item, dict[str, Any], Value]):
         return [(item.key, item.part, item.number, *lanes[item.part])]
 
     def on_timer(self, context: Context[int, dict[str, Any]]) -> Iterable[Value]:
-        """One less is pending; the last one of a key that is closing ends it."""
+        """Count down the pending timers; the last timer of a key that is closing ends the key."""
         state = context.state
         assert context.frontier >= context.time, f"{context.time} has not come: {context.frontier}"
         state["pending"].remove(context.time)
@@ -166,7 +166,7 @@ class First(Stateful[int, Item, dict[str, Any], Value]):
         return [(context.key, TIMER, context.time, 0, 0)]
 
     def on_end(self, context: Context[int, dict[str, Any]]) -> Iterable[Value]:
-        """Once only."""
+        """Emit the end of a key; raises if that happens twice."""
         assert not context.state["ended"], f"key {context.key} ends a second time"
         context.state["ended"] = True
         return [(context.key, END, 0, 0, 0)]
@@ -176,7 +176,7 @@ Second = dict[tuple[int, int], Any]  # by key and lane of the first stage
 
 
 def gather(state: Second, value: Value) -> tuple[Any, tuple[int, ...]]:
-    """What the second stage does with what the first one emits."""
+    """Fold a value that the first stage emitted into the state of the second stage."""
     key, lane, number, count, roll = value
     own = 0
     if count == GONE:
@@ -191,17 +191,17 @@ def gather(state: Second, value: Value) -> tuple[Any, tuple[int, ...]]:
 
 
 def directly(item: Item) -> Value:
-    """What goes past the first stage."""
+    """Return the value that goes past the first stage."""
     return (DIRECT + item.part, item.part, item.number, 1, item.number)
 
 
 def weight(value: Value) -> int:
-    """Something to add up."""
+    """Return a number to add up."""
     return value[2] % 1000 + 7 * value[1] + 1
 
 
 def make_flow(parts: Parts, sink: Sink[Any], *, united: bool, summed: bool) -> Flow:
-    """The flow."""
+    """Return the flow, with the united branch and the sums if wanted."""
     flow = Flow("saved")
     source = flow.source(parts, name="source", time=lambda item: item.time)
     first = source.key_by(lambda item: item.key, name="by key").stateful(First(), name="first")
@@ -216,7 +216,7 @@ def make_flow(parts: Parts, sink: Sink[Any], *, united: bool, summed: bool) -> F
     return flow
 
 
-# ---------------------------------------------------------------- what must be
+# ---------------------------------------------------------------- expected content
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class Content:
     """The state of all steps."""
 
     source: dict[int, tuple[int, bool]]
-    """Of each part: where its reader stands, and whether it has ended."""
+    """Of each part: the position of its reader, and whether it has ended."""
     first: dict[int, dict[str, Any]]
     timers: dict[int, list[int]]
     ended: set[int]
@@ -235,7 +235,7 @@ class Content:
 def expected(
     parts: Sequence[Sequence[Item]], found: Content, *, united: bool, summed: bool
 ) -> tuple[Content, Counter[tuple[int, ...]]]:
-    """What state and output must be, with the parts read as far as is found, and these timers not yet fired."""
+    """Return the state and output that follow from the positions and pending timers of `found`."""
     first: dict[int, dict[str, Any]] = {}
     values: list[Value] = []
     logic = First()
@@ -298,14 +298,18 @@ class _Told:
 
 
 def different(found: Content, wanted: Content) -> str:
-    """In what they differ; empty: in nothing."""
+    """Return the differences of two contents as text; empty if there are none."""
     for name in ("first", "timers", "ended", "second", "sums"):
-        there, right = getattr(found, name), getattr(wanted, name)
-        if there != right:
-            if isinstance(there, set):
-                return f"{name}: {sorted(there ^ right)}"
-            keys = sorted(k for k in {**there, **right} if there.get(k) != right.get(k))
+        actual, expected_value = getattr(found, name), getattr(wanted, name)
+        if actual != expected_value:
+            if isinstance(actual, set):
+                return f"{name}: {sorted(actual ^ expected_value)}"
+            keys = sorted(
+                k for k in {**actual, **expected_value} if actual.get(k) != expected_value.get(k)
+            )
             key = keys[0]
-            told = f"{there.get(key, 'nothing')}, and must be {right.get(key, 'nothing')}"
-            return f"{name}: {len(keys)} keys are wrong; {key} has {told}"
+            difference = (
+                f"{actual.get(key, 'nothing')}, and must be {expected_value.get(key, 'nothing')}"
+            )
+            return f"{name}: {len(keys)} keys are wrong; {key} has {difference}"
     return ""

@@ -1,6 +1,6 @@
-"""Mutants of saving and loading: the production code with one thing done wrong. The simulation must notice each.
+"""Mutants of saving and loading: production code with one rule broken. The simulation must notice each.
 
-Each is a function that returns what to put in the place of what; its docstring says what is wrong then.
+Each is a function that returns the attributes to replace; its docstring states the broken rule.
 """
 
 from __future__ import annotations
@@ -31,50 +31,42 @@ from railgun.engine.worker.runtime import Runtime
 from railgun.engine.worker.saver import Saver
 from railgun.flows.sink import Token, TwoPhaseSink
 from railgun.testing.disks import Step
+from verification.mutation import Verdict, hunt_seeds, registrar
 from verification.snapshots.crashes import Change, Outcome, simulate
 from verification.snapshots.external_systems import Drawer
 
-SEEDS: Final = 600  # within which each is found
+SEEDS: Final = 600  # enough to notice each mutant
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """What is put in the place of what; and which steps of writes are left out."""
+    """The attributes to replace, and the steps of writes to leave out."""
 
     changes: Sequence[Change]
     without: Sequence[Step] = ()
     hint: int = 0
-    """A seed that has noticed it."""
+    """A seed that notices the mutant."""
 
     def simulate(self, seed: int) -> Outcome:
-        """One job with it."""
+        """Simulate one job with the mutant."""
         return simulate(seed, self.changes, self.without)
 
 
 MUTANTS: dict[str, Mutant] = {}
-"""By name: the first line of the docstring."""
+"""The mutants, by name: the first line of the docstring."""
 
 Make = Callable[[], list[Change]]
 
 
 def mutant(hint: int = 0) -> Callable[[Make], Make]:
-    """Register a mutant; for one that few seeds notice, one that does."""
-
-    def register(make: Make) -> Make:
-        assert make.__doc__ is not None
-        MUTANTS[make.__doc__.splitlines()[0].rstrip(".")] = Mutant(make(), hint=hint)
-        return make
-
-    return register
+    """Register a mutant under the first line of its docstring; the seed `hint` notices the mutant."""
+    return registrar(MUTANTS, lambda make: Mutant(make(), hint=hint))
 
 
-def hunt(name: str, seeds: int = SEEDS) -> tuple[str, str, str]:
-    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
-    for seed in (MUTANTS[name].hint, *range(seeds)):
-        violation = MUTANTS[name].simulate(seed).violation
-        if violation is not None:
-            return name, f"crashes, seed {seed}", str(violation)
-    return name, "", ""
+def hunt(name: str, seeds: int = SEEDS) -> Verdict:
+    """Simulate jobs with the mutant called `name`: the seed of its hint first, then up to `seeds` others."""
+    order = (MUTANTS[name].hint, *range(seeds))
+    return hunt_seeds(name, order, MUTANTS[name].simulate, label="crashes, seed")
 
 
 # ---------------------------------------------------------------- the disk
@@ -110,7 +102,7 @@ def manifest_before_parts() -> list[Change]:
 
 @mutant()
 def settled_before_the_manifest() -> list[Change]:
-    """Workers are told that a snapshot is committed when its manifest is about to be written."""
+    """Workers hear that a snapshot is committed before its manifest is written."""
     advance = Snapshots._advance_snapshot
 
     def too_soon(self: Snapshots, now: int) -> bool:
@@ -124,7 +116,7 @@ def settled_before_the_manifest() -> list[Change]:
 
 @mutant()
 def sink_commits_before_the_manifest() -> list[Change]:
-    """Sinks show what they have prepared at once."""
+    """Sinks publish prepared output at once."""
     cut = Writing.cut
 
     def shows(self: Writing, snapshot: int) -> Callable[[], Token | None]:
@@ -138,7 +130,7 @@ def sink_commits_before_the_manifest() -> list[Change]:
 
 @mutant(hint=132)
 def generation_does_not_wait() -> list[Change]:
-    """A generation begins while nobody knows whether the last manifest counts."""
+    """A generation begins before it is known whether the last manifest counts."""
     begin = Lifecycle._begin_generation
 
     def begins(self: Lifecycle, now: int) -> bool:
@@ -154,7 +146,7 @@ def generation_does_not_wait() -> list[Change]:
 
 @mutant(hint=49)
 def end_is_not_published() -> list[Change]:
-    """What was prepared for the end of a flow is left to a driver that died."""
+    """The output prepared for the end of a flow is left to a driver that died."""
     return [(Storekeeper, "_publish", lambda self, finished: "")]
 
 
@@ -163,7 +155,7 @@ def end_is_not_published() -> list[Change]:
 
 @mutant()
 def changes_do_not_move() -> list[Change]:
-    """A key that moves does not take along that it has changed."""
+    """A key that moves loses the mark that it has changed."""
 
     def leave(self: Changes, keys: Sequence[Any]) -> list[Any]:
         self.preserve(keys)
@@ -175,7 +167,7 @@ def changes_do_not_move() -> list[Change]:
 
 
 def _saving(other: Callable[[Changes, list[Any]], list[Any]]) -> list[Change]:
-    """Save other keys than those that are to be saved."""
+    """Return changes that save other keys than the right ones."""
     save = Changes._save
 
     def saves(self: Changes, keys: list[Any]) -> None:
@@ -188,13 +180,13 @@ def _saving(other: Callable[[Changes, list[Any]], list[Any]]) -> list[Change]:
 
 @mutant()
 def deleted_keys_forgotten() -> list[Change]:
-    """That a key is deleted is not saved."""
+    """The deletion of a key is not saved."""
     return _saving(lambda self, keys: [key for key in keys if key in self.operator.states])
 
 
 @mutant(hint=16)
 def leaving_without_parts() -> list[Change]:
-    """A worker that leaves does not hand over which keys it has deleted."""
+    """A worker that leaves does not hand over its deleted keys."""
     return [(Changes, "deleted", lambda self: [])]
 
 
@@ -211,13 +203,13 @@ def leaving_without_tokens() -> list[Change]:
 
 @mutant(hint=68)
 def leaving_at_once() -> list[Change]:
-    """A worker that leaves after the cut hands over what it did since to the manifest not written yet."""
-    return [(Coordinator, "_held", lambda self: False)]
+    """A worker that leaves after the cut adds its later changes to the manifest that is not written yet."""
+    return [(Coordinator, "_departure_must_wait", lambda self: False)]
 
 
 @mutant(hint=96)
 def aborted_keys_forgotten() -> list[Change]:
-    """What a snapshot that failed was to save is not saved again."""
+    """The changes of a failed snapshot are not saved again."""
 
     def settle(self: Changes, committed: bool) -> None:
         self.in_flight = set()
@@ -227,7 +219,7 @@ def aborted_keys_forgotten() -> list[Change]:
 
 @mutant(hint=96)
 def aborted_output_forgotten() -> list[Change]:
-    """What sinks prepared for a snapshot that failed is not in the next one."""
+    """The output prepared for a failed snapshot is not in the next one."""
     settle = Saver.settle
 
     def settles(self: Saver, order: Settled) -> None:
@@ -240,7 +232,7 @@ def aborted_output_forgotten() -> list[Change]:
 
 @mutant()
 def not_preserved() -> list[Change]:
-    """A key that changes while it waits to be saved is saved as it is later."""
+    """A key that changes while it waits to be saved is saved with the later state."""
 
     def touch(self: Changes, keys: Sequence[Any], records: Sequence[Any] = ()) -> None:
         self.changed.update(keys)
@@ -264,7 +256,7 @@ def not_preserved_when_it_leaves() -> list[Change]:
 
 @mutant(hint=429)
 def saved_where_it_comes() -> list[Change]:
-    """A key that comes while a snapshot is saved is saved here too."""
+    """A key that arrives while a snapshot is saved is saved by its new worker too."""
     take = Keyed.take
 
     def takes(self: Keyed, data: memoryview) -> list[Any]:
@@ -280,10 +272,10 @@ def saved_where_it_comes() -> list[Change]:
 
 @mutant(hint=14165)
 def touched_is_saved() -> list[Change]:
-    """A snapshot of what changed saves whatever is touched.
+    """An incremental snapshot saves every key that is touched.
 
-    That is more than more rows: a key that did not change, and comes from a worker that has saved all it has to, is
-    saved as deleted here and as living nowhere.
+    That does more than add rows: a key that did not change, and comes from a worker that has saved all its keys, is
+    saved as deleted by this worker and as alive by none.
     """
     preserve, step = Changes.preserve, Changes.step
 
@@ -307,7 +299,7 @@ def touched_is_saved() -> list[Change]:
 
 
 class _Lossy:
-    """A table that leaves a column out."""
+    """A table that leaves out a column."""
 
     def __init__(self, table: Any, column: int) -> None:
         self.table, self.column = table, column
@@ -336,13 +328,13 @@ def timers_not_saved() -> list[Change]:
 
 @mutant()
 def ends_not_saved() -> list[Change]:
-    """That a key has ended is not saved."""
+    """The end of a key is not saved."""
     return _without(4)
 
 
 @mutant()
 def barrier_not_aligned() -> list[Change]:
-    """What one stage sends behind the barrier does not wait for the barriers of the others."""
+    """Records that one stage sends behind the barrier do not wait for the barriers of the other stages."""
     return [(Alignment, "waits", lambda self, origin: False)]
 
 
@@ -351,7 +343,7 @@ def barrier_not_aligned() -> list[Change]:
 
 @mutant(hint=290)
 def deleted_wins() -> list[Change]:
-    """A row that says a key is deleted wins over one that lives in the same snapshot."""
+    """A row that deletes a key wins over a row with its state in the same snapshot."""
 
     def load(
         runtime: Runtime,
@@ -375,22 +367,22 @@ def wrong_order() -> list[Change]:
     """The newest parts are loaded first."""
 
     def backwards(parts: Sequence[Part]) -> Iterator[list[Part]]:
-        found = sorted(parts, key=attrgetter("snapshot"), reverse=True)
-        return ([part] for part in found)
+        newest_first = sorted(parts, key=attrgetter("snapshot"), reverse=True)
+        return ([part] for part in newest_first)
 
     return [(loading, "by_snapshot", backwards)]
 
 
 @mutant()
 def recovers_without_tokens() -> list[Change]:
-    """A generation begins without publishing what belongs to its snapshot."""
+    """A generation begins without publishing the output of its snapshot."""
     recover = Saver.recover
     return [(Saver, "recover", lambda self, tokens: recover(self, []))]
 
 
 @mutant()
 def recovery_discards_first() -> list[Change]:
-    """A sink that recovers throws away what was committed and not yet shown."""
+    """A sink that recovers deletes output that was committed and not yet published."""
 
     def recover(
         self: Drawer, flow: str, step: str, generation: int, tokens: Sequence[Token]
@@ -404,7 +396,7 @@ def recovery_discards_first() -> list[Change]:
 
 @mutant()
 def nothing_discarded() -> list[Change]:
-    """`Collect` keeps what came after the snapshot the flow goes back to."""
+    """`Collect` keeps output from after the snapshot to which the flow goes back."""
     return [(Collected, "go_back", lambda self, snapshot: None)]
 
 
@@ -419,7 +411,7 @@ def time_begins_anew() -> list[Change]:
 
 @mutant(hint=83)
 def frontiers_not_saved() -> list[Change]:
-    """Workers do not tell how far time had come at their cuts."""
+    """Workers do not report their frontiers at their cuts."""
     return [(StatefulSteps, "reached", lambda self, anywhere=False: MIN)]
 
 
@@ -445,7 +437,7 @@ def timers_see_less() -> list[Change]:
 
 @mutant()
 def generation_not_kept() -> list[Change]:
-    """Which generations were used is not written down."""
+    """The numbers of used generations are not stored."""
     write = SnapshotStore._write_counters
 
     def forgets(self: SnapshotStore, generation: int, snapshot: int) -> None:
@@ -456,7 +448,7 @@ def generation_not_kept() -> list[Change]:
 
 @mutant()
 def snapshot_not_kept() -> list[Change]:
-    """That a snapshot begins is not written down."""
+    """The number of a snapshot that begins is not stored."""
     return [(SnapshotStore, "begun", lambda self, snapshot, full, why: None)]
 
 

@@ -1,1 +1,1 @@
-"""The command line: start flows, and talk to those that run."""
+"""The command line `railgun`: run flows and nodes, and manage running ones."""

@@ -1,4 +1,4 @@
-"""Pictures of a cluster, for people: at one glance whether all is well, then a line a node, and a line a region."""
+"""Draw a cluster for people: a headline with its health, then a row for each node and each region."""
 
 from __future__ import annotations
 
@@ -10,151 +10,158 @@ from rich.text import Text
 
 from railgun.cli.output import columns, duration
 
-Told = dict[str, Any]
+ClusterData = dict[str, Any]
 _COLOURS: Final = {"critical": "bold red", "warning": "yellow"}
 
 
-def status(found: Told) -> RenderableType:
-    """All of it."""
-    parts: list[RenderableType] = [Text(headline(found), _colour(found["alarms"]))]
-    if found["state"] == "member":
-        names = _names(found)
-        leader = names.get(found["leader"], "nobody")
-        count = found["streams"]
-        told = f"{count} stream{'s' * (count != 1)}"
-        if not found.get("is_known", True):
-            told += " in copies here (without a quorum, others are not known, nor are regions)"
-        told += f", leader {leader} in term {found['term']}"
-        parts.append(Text(f"{told}; told by {found['name']}", "dim"))
-    if found["nodes"]:
-        parts.append(_nodes(found["nodes"], found))
-    if found["regions"]:
-        parts.append(_regions(found))
-    parts += [alarm(one) for one in found["alarms"]]
+def status(cluster: ClusterData) -> RenderableType:
+    """Draw the status of a cluster: headline, nodes, regions and alarms."""
+    parts: list[RenderableType] = [Text(headline(cluster), _colour(cluster["alarms"]))]
+    if cluster["state"] == "member":
+        names = _names(cluster)
+        leader = names.get(cluster["leader"], "nobody")
+        count = cluster["streams"]
+        summary = f"{count} stream{'s' * (count != 1)}"
+        if not cluster.get("is_known", True):
+            summary += " in replicas here (without a quorum, other streams and regions are unknown)"
+        summary += f", leader {leader} in term {cluster['term']}"
+        parts.append(Text(f"{summary}; as seen by {cluster['name']}", "dim"))
+    if cluster["nodes"]:
+        parts.append(_nodes(cluster["nodes"], cluster))
+    if cluster["regions"]:
+        parts.append(_regions(cluster))
+    parts += [alarm(entry) for entry in cluster["alarms"]]
     return Group(*parts)
 
 
-def headline(found: Told) -> str:
-    """Whether all is well, in a line.
+def headline(cluster: ClusterData) -> str:
+    """Describe the health of a cluster in one line.
 
     >>> headline({"state": "member", "cluster": "c1", "alarms": [], "nodes": [{"up": True}, {"up": True}]})
     'cluster c1: all is well, 2 of 2 nodes are up'
     """
-    if found["state"] != "member":
+    if cluster["state"] != "member":
         return "no cluster yet"
-    if found.get("removed"):
-        return f"cluster {found['cluster']}: this node was removed from it"
-    up = sum(one["up"] and not one.get("failed") for one in found["nodes"])
-    if found.get("leader", "") is None:
-        voters = [one for one in found["nodes"] if one["id"] in found["voters"]]
-        seen = sum(one["up"] and not one.get("failed") for one in voters)
-        of = f"{seen} of {len(found['voters'])} voters"
-        return f"cluster {found['cluster']}: no quorum, nobody leads; {of} are seen to take part"
-    bad = sum(one["severity"] == "critical" for one in found["alarms"])
-    well = "all is well"
-    if found["alarms"]:
-        count = len(found["alarms"])
-        well = f"{count} alarm{'s' * (count != 1)}" + (f", {bad} critical" if bad else "")
-    return f"cluster {found['cluster']}: {well}, {up} of {len(found['nodes'])} nodes are up"
+    if cluster.get("removed"):
+        return f"cluster {cluster['cluster']}: this node was removed from it"
+    up = sum(node["up"] and not node.get("failed") for node in cluster["nodes"])
+    if cluster.get("leader", "") is None:
+        voters = [node for node in cluster["nodes"] if node["id"] in cluster["voters"]]
+        voters_up = sum(node["up"] and not node.get("failed") for node in voters)
+        share = f"{voters_up} of {len(cluster['voters'])} voters"
+        return f"cluster {cluster['cluster']}: no quorum, no leader; {share} are up"
+    critical = sum(alarm["severity"] == "critical" for alarm in cluster["alarms"])
+    health = "all is well"
+    if cluster["alarms"]:
+        count = len(cluster["alarms"])
+        health = f"{count} alarm{'s' * (count != 1)}"
+        health += f", {critical} critical" if critical else ""
+    return f"cluster {cluster['cluster']}: {health}, {up} of {len(cluster['nodes'])} nodes are up"
 
 
-def _colour(alarms: Sequence[Told]) -> str:
-    worst = {one["severity"] for one in alarms}
-    return "bold red" if "critical" in worst else "yellow" if worst else "green"
+def _colour(alarms: Sequence[ClusterData]) -> str:
+    severities = {entry["severity"] for entry in alarms}
+    return "bold red" if "critical" in severities else "yellow" if severities else "green"
 
 
-def alarm(one: Told) -> RenderableType:
-    """One alarm, and what to do about it."""
+def alarm(entry: ClusterData) -> RenderableType:
+    """Draw an alarm, with what to do about it."""
     return Text.assemble(
-        (f"{one['code']}: ", _COLOURS[one["severity"]]), f"{one['text']}. ", (one["todo"], "dim")
+        (f"{entry['code']}: ", _COLOURS[entry["severity"]]),
+        f"{entry['text']}. ",
+        (entry["todo"], "dim"),
     )
 
 
-def nodes(found: Sequence[Told]) -> RenderableType:
-    """The nodes, without what only the whole status knows."""
-    return _nodes(found, None)
+def nodes(nodes: Sequence[ClusterData]) -> RenderableType:
+    """Draw the nodes with their ids, without roles in the quorum, which only the whole status has."""
+    return _nodes(nodes, None)
 
 
-def _nodes(found: Sequence[Told], whole: Told | None) -> RenderableType:
-    id = () if whole is not None else ("id",)  # addresses are to stay in one piece
+def _nodes(nodes: Sequence[ClusterData], whole: ClusterData | None) -> RenderableType:
+    id = (
+        () if whole is not None else ("id",)
+    )  # without ids in the wide table, so that addresses are not wrapped
     table = columns("node", "", "clients", "nodes", "regions", *id)
-    for one in found:
+    for node in nodes:
         regions = ", ".join(
             name if role == "master" else f"{name} (replica)"
-            for name, role in one["regions"].items()
+            for name, role in node["regions"].items()
         )
         table.add_row(
-            Text(one["name"], "bold" if whole is not None and one["id"] == whole["leader"] else ""),
-            _state(one, whole),
-            f"{one['host']}:{one['port']}",
-            f"{one['cluster_host']}:{one['cluster_port']}",
+            Text(
+                node["name"], "bold" if whole is not None and node["id"] == whole["leader"] else ""
+            ),
+            _state(node, whole),
+            f"{node['host']}:{node['port']}",
+            f"{node['cluster_host']}:{node['cluster_port']}",
             Text(regions),
-            *(Text(one["id"], "dim") for _ in id),
+            *(Text(node["id"], "dim") for _ in id),
         )
     return table
 
 
-def _state(one: Told, whole: Told | None) -> Text:
-    if one["failed"]:
+def _state(node: ClusterData, whole: ClusterData | None) -> Text:
+    if node["failed"]:
         return Text("failed", "bold red")
-    if not one["up"]:
-        silent = one["silent_for"]
+    if not node["up"]:
+        silent = node["silent_for"]
         return Text("silent" + ("" if silent is None else f" for {duration(silent)}"), "red")
-    if one["trouble"]:
+    if node["trouble"]:
         return Text("in trouble", "red")
-    if one["leaving"]:
+    if node["leaving"]:
         return Text("leaving", "yellow")
     if whole is None:
         return Text("up", "green")
-    if one["id"] == whole["leader"]:
+    if node["id"] == whole["leader"]:
         return Text("up, leads", "green")
-    if one["id"] in whole["voters"]:
+    if node["id"] in whole["voters"]:
         return Text("up", "green")
-    return Text("up, learns" if one["id"] in whole["learners"] else "up, joins", "cyan")
+    return Text("up, learns" if node["id"] in whole["learners"] else "up, joins", "cyan")
 
 
-def _regions(found: Told) -> RenderableType:
-    names = _names(found)
-    silent = {one["id"] for one in found["nodes"] if not one["up"]}
+def _regions(cluster: ClusterData) -> RenderableType:
+    names = _names(cluster)
+    silent = {node["id"] for node in cluster["nodes"] if not node["up"]}
     table = columns("region", "", "epoch>", "master", "replicas", "streams>")
-    for one in found["regions"]:
+    for region in cluster["regions"]:
         replicas = Text(", ").join(
-            Text(f"{names[id]} (silent)", "red") if id in silent else _replica(id, one, names)
-            for id in (*one["voting"], *one["learning"])
-            if id != one["master"]
+            Text(f"{names[id]} (silent)", "red") if id in silent else _replica(id, region, names)
+            for id in (*region["voting"], *region["learning"])
+            if id != region["master"]
         )
-        state = Text("active", "green") if one["active"] else Text("not active yet", "yellow")
-        if one["master"] is None:
+        state = Text("active", "green") if region["active"] else Text("not active yet", "yellow")
+        if region["master"] is None:
             state = Text("no master", "red")
         table.add_row(
-            Text(one["name"]),
+            Text(region["name"]),
             state,
-            str(one["epoch"]),
-            Text(names.get(one["master"], "")),
+            str(region["epoch"]),
+            Text(names.get(region["master"], "")),
             replicas,
-            str(one["streams"]),
+            str(region["streams"]),
         )
     return table
 
 
-def _replica(id: str, region: Told, names: Mapping[str | None, str]) -> Text:
-    told = names.get(id, id) + (" (learns)" if id in region["learning"] else "")
+def _replica(id: str, region: ClusterData, names: Mapping[str | None, str]) -> Text:
+    label = names.get(id, id) + (" (learns)" if id in region["learning"] else "")
     lag = region["lag"].get(id)
     if lag is None:
-        return Text(told)
+        return Text(label)
     if lag["messages"]:
-        return Text(f"{told} −{lag['messages']:,}", "yellow" if lag["behind_for"] > 1 else "")
-    return Text(told, "" if lag["caught_up"] else "yellow")
+        return Text(f"{label} −{lag['messages']:,}", "yellow" if lag["behind_for"] > 1 else "")
+    return Text(label, "" if lag["caught_up"] else "yellow")
 
 
-def _names(found: Told) -> dict[str | None, str]:
-    return {one["id"]: one["name"] for one in found["nodes"]}
+def _names(cluster: ClusterData) -> dict[str | None, str]:
+    return {node["id"]: node["name"] for node in cluster["nodes"]}
 
 
-def settings(found: Mapping[str, Any], changed: Mapping[str, Any]) -> RenderableType:
-    """The settings of a cluster."""
+def settings(settings: Mapping[str, Any], changed: Mapping[str, Any]) -> RenderableType:
+    """Draw the settings of a cluster; those that were changed are bold."""
     table = columns("setting", "seconds>")
-    for key, value in sorted(found.items()):
-        words = "none" if value is None else f"{value:g}"
-        table.add_row(Text(key, "bold" if key in changed else ""), words)
+    for key, value in sorted(settings.items()):
+        shown = "none" if value is None else f"{value:g}"
+        table.add_row(Text(key, "bold" if key in changed else ""), shown)
     return table

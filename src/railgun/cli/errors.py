@@ -1,4 +1,4 @@
-"""What goes wrong at the command line, and the exit codes that tell it to scripts."""
+"""Errors of commands, and the exit codes by which scripts recognize them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ exit codes:
   6    the snapshots cannot be used: damaged, incompatible with the flow, or not readable
   7    no node answers, or its secret differs; or the data directory or the port is in use
   8    refused by the node (no such stream, group or node; other settings; duplicate ID), or by the flow
-  130  interrupted by Ctrl-C; what stops in order (flows, nodes, sinks, connectors, `sub`): by a second one
+  130  interrupted by Ctrl-C; what stops in order (flows, nodes, sinks, connectors, `sub`) is interrupted by a second
 """
 
 
 class CommandError(RailgunError):
-    """A command that cannot be carried out; `kind` is for programs, `details` more to show."""
+    """An error that ends a command.
+
+    `code` is the exit code, `kind` names the error for programs, `details` are shown to people above the message, and
+    `data` is added to the error's JSON object.
+    """
 
     def __init__(self, code: int, kind: str, message: str, details: str = "", **data: Any) -> None:
         super().__init__(message)

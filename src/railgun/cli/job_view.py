@@ -1,4 +1,4 @@
-"""Pictures of a job's status, for people."""
+"""Draw the status of jobs, snapshots and state for people."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ OUTCOMES = {
     "failed": "red",
     "aborted": "yellow",
     "running": "cyan",
-    "dropped": "dim",
-}  # committed, and no longer kept
-WIDE = 112  # columns of a terminal
+    "dropped": "dim",  # committed, and deleted since
+}
+WIDE_COLUMNS = 112
+"""Columns of a terminal from which on the phases of snapshots have columns of their own."""
 
 
 def jobs(statuses: Sequence[Status]) -> RenderableType:
-    """All jobs."""
+    """Draw a table with a row for each job."""
     table = Table()
     for column, justify in (
         ("job", "left"), ("state", "left"), ("workers", "right"), ("records", "right"),
@@ -49,7 +50,7 @@ def jobs(statuses: Sequence[Status]) -> RenderableType:
 
 
 def job(status: Status) -> RenderableType:
-    """One job, with its workers, and how far its rescale has come."""
+    """Draw a job: its state, its workers, and the progress of a rescale."""
     head = Text.assemble(
         (status["name"], "bold"),
         "  ",
@@ -59,14 +60,14 @@ def job(status: Status) -> RenderableType:
     )
     parts: list[RenderableType] = [head]
     for step, streams in status.get("streams", {}).items():
-        doors = [worker.get("doors", {}).get(step, {}) for worker in status["workers"]]
-        there = sum(door.get("connectors", 0) for door in doors)
-        told = f"{step}: {there} connector{'s' * (there != 1)}, {streams:,} streams"
-        parts.append(Text(told, "dim"))
+        listeners = [worker.get("doors", {}).get(step, {}) for worker in status["workers"]]
+        connectors = sum(listener.get("connectors", 0) for listener in listeners)
+        summary = f"{step}: {connectors} connector{'s' * (connectors != 1)}, {streams:,} streams"
+        parts.append(Text(summary, "dim"))
     if status["cause"]:
         parts.append(Text(status["cause"], "red"))
     if status.get("snapshots") is not None:
-        parts.append(_saving(status["snapshots"]))
+        parts.append(_snapshot_summary(status["snapshots"]))
     if status["moving"] is not None:
         parts.append(moves(status))
     parts.append(_workers(status))
@@ -74,7 +75,7 @@ def job(status: Status) -> RenderableType:
 
 
 def moves(status: Status) -> RenderableType:
-    """How far the rescale has come."""
+    """Draw the progress of a rescale: the stage, a bar of moved keys, and the records held."""
     stages = status["stages"]
     moving, progress = status["moving"], status["progress"]
     grid = Table.grid(padding=(0, 1))
@@ -89,10 +90,10 @@ def moves(status: Status) -> RenderableType:
     return grid
 
 
-def _saving(told: dict[str, Any]) -> RenderableType:
-    """How snapshots fare: the last one, the one under way, the last failure."""
+def _snapshot_summary(snapshots: dict[str, Any]) -> RenderableType:
+    """Describe the last snapshot, the current one, and the last failure."""
     text = Text("snapshots: ")
-    last, now, failed = told["last"], told["under_way"], told["last_failure"]
+    last, now, failed = snapshots["last"], snapshots["under_way"], snapshots["last_failure"]
     if last is None:
         text.append("none yet")
     else:
@@ -102,26 +103,27 @@ def _saving(told: dict[str, Any]) -> RenderableType:
         )
     if now is not None:
         text.append(f"; {now['snapshot']} is {now['phase']} for {brief(now['seconds'])}", "cyan")
-    if told["failures"]:
+    if snapshots["failures"]:
         text.append(
-            f"; {told['failures']} failed, last {failed['snapshot']}: {failed['why']}", "yellow"
+            f"; {snapshots['failures']} failed, last {failed['snapshot']}: {failed['why']}",
+            "yellow",
         )
     return text
 
 
-def phases(told: dict[str, float]) -> str:
-    """How long each phase of a snapshot took.
+def phases(seconds: dict[str, float]) -> str:
+    """Describe how long each phase of a snapshot took.
 
     >>> phases({"write": 0.12, "align": 0.003, "cut": 0.0001, "encode": 1.5})
     'align 3.0 ms, cut 0.1 ms, encode 1.5 s, write 120 ms'
     """
-    names = [*PHASES, *(name for name in told if name not in PHASES)]
-    return ", ".join(f"{name} {brief(told[name])}" for name in names if name in told)
+    names = [*PHASES, *(name for name in seconds if name not in PHASES)]
+    return ", ".join(f"{name} {brief(seconds[name])}" for name in names if name in seconds)
 
 
-def snapshots(attempts: Sequence[dict[str, Any]], width: int = WIDE) -> RenderableType:
-    """The snapshots there are, and those that failed; in a narrow terminal their phases stand below each other."""
-    wide = width >= WIDE
+def snapshots(attempts: Sequence[dict[str, Any]], width: int = WIDE_COLUMNS) -> RenderableType:
+    """Draw a table of committed and failed snapshots; in a narrow terminal their phases stand below each other."""
+    wide = width >= WIDE_COLUMNS
     shown = PHASES if wide else ()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column, justify in (
@@ -130,69 +132,71 @@ def snapshots(attempts: Sequence[dict[str, Any]], width: int = WIDE) -> Renderab
     ):  # fmt: skip
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("why")
-    for one in attempts:
-        done, took = one["state"] == "committed", one["phases"]
-        state = "dropped" if done and not one["kept"] else one["state"]
-        ended = "" if one["ended"] is None else brief(max(0.0, one["ended"] - one["began"]))
-        why = [one["error"] or one["why"] or ""]
+    for attempt in attempts:
+        done, took = attempt["state"] == "committed", attempt["phases"]
+        state = "dropped" if done and not attempt["kept"] else attempt["state"]
+        ended = (
+            "" if attempt["ended"] is None else brief(max(0.0, attempt["ended"] - attempt["began"]))
+        )
+        why = [attempt["error"] or attempt["why"] or ""]
         if took and not wide:
             why.append(phases(took))
         table.add_row(
-            str(one["snapshot"]),
+            str(attempt["snapshot"]),
             Text(state, OUTCOMES.get(state, "")),
-            "full" if one["full"] else "incremental" if wide else "incr.",
-            _when(one["began"]),
+            "full" if attempt["full"] else "incremental" if wide else "incr.",
+            _when(attempt["began"]),
             ended,
             *(brief(took[phase]) if phase in took else "" for phase in shown),
-            f"{one['rows']:,}" if done else "",
-            size(one["size"]) if done else "",
+            f"{attempt['rows']:,}" if done else "",
+            size(attempt["size"]) if done else "",
             Text("\n".join(filter(None, why))),
         )
     return table
 
 
 def _when(seconds: float) -> str:
-    """A moment in words: without the day, if that is today."""
+    """Format a time; the day is left out if it is today."""
     at, now = time.localtime(seconds), time.localtime()
     same_day = time.strftime("%F", at) == time.strftime("%F", now)
     return time.strftime("%T" if same_day else "%F %T", at) if seconds else ""
 
 
-def keys(told: dict[str, Any]) -> RenderableType:
-    """How many keys a step has, worker by worker."""
-    table = Table(title=f"{told['step']}: {told['keys']:,} keys", title_justify="left")
+def keys(summary: dict[str, Any]) -> RenderableType:
+    """Draw how many keys of a step each worker has, with samples."""
+    table = Table(title=f"{summary['step']}: {summary['keys']:,} keys", title_justify="left")
     table.add_column("worker", justify="right")
     table.add_column("keys", justify="right")
-    table.add_column("some of them")
-    for one in told["workers"]:
-        some = Text(", ".join(map(typed, one["samples"])))
-        table.add_row(str(one["worker"]), f"{one['keys']:,}", some)
+    table.add_column("samples")
+    for worker in summary["workers"]:
+        samples = Text(", ".join(map(typed, worker["samples"])))
+        table.add_row(str(worker["worker"]), f"{worker['keys']:,}", samples)
     return table
 
 
-def rows(told: Sequence[dict[str, Any]]) -> RenderableType:
-    """Keys and states out of a snapshot."""
-    made = [
-        (typed(one["key"]), json.dumps(one["state"], ensure_ascii=False), one["saved"])
-        if "state" in one
-        else (typed(one["key"]), one["repr"], one["saved"])
-        for one in told
+def rows(keys: Sequence[dict[str, Any]]) -> RenderableType:
+    """Draw keys of a snapshot with their states."""
+    cells = [
+        (typed(key["key"]), json.dumps(key["state"], ensure_ascii=False), key["saved"])
+        if "state" in key
+        else (typed(key["key"]), key["repr"], key["saved"])
+        for key in keys
     ]
-    return table(["key", "state", "saved in"], made)
+    return table(["key", "state", "saved in"], cells)
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> RenderableType:
-    """Rows of anything; what is no text is shown as JSON."""
-    made = Table()
+    """Draw a table of rows; values other than text are shown as JSON."""
+    table = Table()
     for name in names:
-        made.add_column(Text(name))
+        table.add_column(Text(name))
     for row in rows:
-        made.add_row(*map(_cell, row))
-    return made
+        table.add_row(*map(_cell, row))
+    return table
 
 
 def typed(key: Any) -> str:
-    """A key as one would type it.
+    """Format a key as it is typed on the command line.
 
     >>> print(typed("ada"), typed("42"), typed(42), typed(["a", 1]))
     ada "42" 42 ["a", 1]
@@ -225,10 +229,10 @@ def _workers(status: Status) -> Table:
         first: list[RenderableType] = [str(worker["worker"]), Text(state), Text(process)]
         unsent = size(worker.get("unsent", 0))
         for stage, figures in worker.get("stages", {}).items() or [("", None)]:
-            told = ["", "", "", ""]
+            cells = ["", "", "", ""]
             if figures is not None:
-                told = [f"{figures[name]:,}" for name in ("records", "keys", "moved", "held")]
-            table.add_row(*first, Text(stage), *told, unsent)
+                cells = [f"{figures[name]:,}" for name in ("records", "keys", "moved", "held")]
+            table.add_row(*first, Text(stage), *cells, unsent)
             first, unsent = ["", "", ""], ""
     return table
 

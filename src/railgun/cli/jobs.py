@@ -1,4 +1,4 @@
-"""Talking to a job's HTTP API, by the standard library alone: commands should start at once."""
+"""Find a running job, and call its HTTP API. Only the standard library is used, so that commands start at once."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from urllib.request import ProxyHandler, Request, build_opener
 from railgun.cli.errors import FAILED, NO_JOB, USAGE, CommandError
 from railgun.transport.registry import Entry, Registry
 
-PATIENCE = 10.0
+TIMEOUT_S = 10.0
 _CODES = {400: USAGE, 404: USAGE, 409: NO_JOB}
 _BY_KIND = {"no-key": FAILED}
 _LOST = (URLError, ConnectionError, TimeoutError, http.client.HTTPException)
 
 
 class Client:
-    """Talks to one job."""
+    """A client of the HTTP API of one job."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        # Never by a proxy: the job is on this machine.
+        # Never through a proxy: the job runs on this machine.
         self._opener = build_opener(ProxyHandler({}))
 
     def get(self, path: str) -> Any:
-        """Ask."""
+        """Send a GET request, and return the JSON of the response; raise `CommandError` if the job refuses it."""
         return self._json(self._request(path))
 
     def post(self, path: str, **body: Any) -> Any:
-        """Order."""
+        """Send a POST request with a JSON body, and return the JSON of the response."""
         return self._json(self._request(path, json.dumps(body).encode()))
 
     def events(self, after: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What happens, as (kind, data); kind is `happened`, `status` or, at last, `end`."""
+        """Yield the events of the job after this number, as (kind, data).
+
+        The kind is `happened`, `status` or, at last, `end`.
+        """
         kind, data = "", ""
         with self._open(self._request(f"/events?after={after}")) as response:
             while True:
@@ -72,10 +75,10 @@ class Client:
 
     def _open(self, request: Request) -> Any:
         try:
-            return self._opener.open(request, timeout=PATIENCE)
+            return self._opener.open(request, timeout=TIMEOUT_S)
         except HTTPError as error:
             with error:
-                raise _refused(error) from error
+                raise _error_of(error) from error
         except _LOST as error:
             raise self._lost(error) from error
 
@@ -86,17 +89,17 @@ class Client:
         )
 
 
-def _refused(error: HTTPError) -> CommandError:
+def _error_of(error: HTTPError) -> CommandError:
     try:
-        told = json.loads(error.read())["error"]
-        kind, message = str(told["kind"]), str(told["message"])
+        error_data = json.loads(error.read())["error"]
+        kind, message = str(error_data["kind"]), str(error_data["message"])
     except (ValueError, KeyError, TypeError, OSError):
         kind, message = "http", f"the job answered {error.code} {error.reason}"
     return CommandError(_BY_KIND.get(kind, _CODES.get(error.code, FAILED)), kind, message)
 
 
 def find(name: str, registry: Registry) -> Client:
-    """The job of this name, or an error that says which there are."""
+    """Return a client of the job with this name; raise `CommandError`, which lists the running jobs."""
     entry = registry.find(name)
     if entry is not None:
         return Client(entry)

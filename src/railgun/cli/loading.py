@@ -1,6 +1,6 @@
-"""Finding a flow: `module:flow`, or `path/file.py[:flow]`.
+"""Load a flow by its name: `module:flow`, or `path/file.py[:flow]`.
 
-What goes wrong in the user's file is shown with the lines of that file, and none of ours.
+Errors in the user's file are shown with the lines of that file, without frames of Railgun.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Loaded:
 
 
 def load(spec: str) -> Loaded:
-    """The flow a user names."""
+    """Load the flow that `spec` names; raise `CommandError` if there is none, or if its module cannot be imported."""
     place, name = _split(spec)
     is_file = place.endswith(".py") or os.sep in place
     path = Path(place)
@@ -90,7 +90,7 @@ def _from_module(name: str, spec: str) -> ModuleType:
 
 
 def _not_importable(place: str, error: BaseException) -> CommandError:
-    """The error, with the lines of the user's code."""
+    """Return the error of a failed import, with the traceback through the user's code."""
     return CommandError(
         NO_FLOW,
         "not-importable",
@@ -100,62 +100,62 @@ def _not_importable(place: str, error: BaseException) -> CommandError:
 
 
 def _users_traceback(error: BaseException) -> str:
-    told = traceback.TracebackException.from_exception(error)
-    seen = told
+    report = traceback.TracebackException.from_exception(error)
+    current = report
     while True:  # causes and contexts have frames too
-        ours = str(Path(__file__).resolve())
-        kept = [
+        own_file = str(Path(__file__).resolve())
+        user_frames = [
             frame
-            for frame in seen.stack
+            for frame in current.stack
             if not frame.filename.startswith("<frozen importlib")
-            and os.path.realpath(frame.filename) != ours
+            and os.path.realpath(frame.filename) != own_file
             and frame.filename != importlib.__file__
         ]
-        seen.stack = traceback.StackSummary.from_list(kept)
-        following = seen.__cause__ or seen.__context__
+        current.stack = traceback.StackSummary.from_list(user_frames)
+        following = current.__cause__ or current.__context__
         if following is None:
-            return "".join(told.format())
-        seen = following
+            return "".join(report.format())
+        current = following
 
 
 def _flow_of(module: ModuleType, name: str, place: str) -> Flow:
     if name:
-        found: object = module
+        value: object = module
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, Flow):
-            return found
-        there = _flows(module)
-        hint = f"; it has {_listed(there)}" if there else ""
-        what = "nothing of that name" if found is None else f"a {type(found).__name__}"
+            value = getattr(value, part, None)
+        if isinstance(value, Flow):
+            return value
+        flows = _flows(module)
+        hint = f"; it has {_comma_separated(flows)}" if flows else ""
+        kind = "nothing of that name" if value is None else f"a {type(value).__name__}"
         raise CommandError(
-            NO_FLOW, "no-flow", f"{place}:{name} is {what}, and no Flow{hint}", flows=there
+            NO_FLOW, "no-flow", f"{place}:{name} is {kind}, and no Flow{hint}", flows=flows
         )
-    there = _flows(module)
-    if len(there) == 1:
-        flow = getattr(module, there[0])
+    flows = _flows(module)
+    if len(flows) == 1:
+        flow = getattr(module, flows[0])
         assert isinstance(flow, Flow)
         return flow
-    if not there:
+    if not flows:
         raise CommandError(
             NO_FLOW, "no-flow", f"{place} has no flow: make one at the top level, flow = Flow(...)"
         )
     raise CommandError(
         NO_FLOW,
         "several-flows",
-        f"{place} has several flows, {_listed(there)}: name one, {place}:{there[0]}",
-        flows=there,
+        f"{place} has several flows, {_comma_separated(flows)}: name one, {place}:{flows[0]}",
+        flows=flows,
     )
 
 
 def _flows(module: ModuleType) -> list[str]:
-    """Names of the flows of a module, each once."""
-    found: dict[int, str] = {}
+    """Return the names of the flows in a module, one name for each flow."""
+    names: dict[int, str] = {}
     for name, value in vars(module).items():
         if isinstance(value, Flow):
-            found.setdefault(id(value), name)
-    return list(found.values())
+            names.setdefault(id(value), name)
+    return list(names.values())
 
 
-def _listed(names: list[str]) -> str:
+def _comma_separated(names: list[str]) -> str:
     return ", ".join(names)

@@ -84,14 +84,14 @@ def parser(names: Iterable[str] = ALL) -> argparse.ArgumentParser:
     )
     for command in map(ALL.__getitem__, names):
         module = importlib.import_module(f"{commands.__name__}.{command.name}")
-        made = subparsers.add_parser(
+        command_parser = subparsers.add_parser(
             command.name,
             description=sentence(getattr(module, "DESCRIPTION", command.summary)),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if hasattr(module, "execute"):
-            finish(made, module.execute)
-        module.add_arguments(made)
+            finish(command_parser, module.execute)
+        module.add_arguments(command_parser)
     return top
 
 

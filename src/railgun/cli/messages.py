@@ -20,51 +20,59 @@ READ_MESSAGES: Final = 1000
 
 
 async def messages_of(
-    client: Client, subscription: Subscription, out: Output, most: int | None, follow: bool
+    client: Client, subscription: Subscription, out: Output, count: int | None, follow: bool
 ) -> AsyncIterator[list[Message]]:
-    """What comes, some at a time; unless it is followed, up to the end there is. Warns of an end that may be old."""
-    left = most
+    """Yield batches of messages, at most `count` in all; without `follow`, end at the current end of the stream.
+
+    Warn if that end was reported by a replica that may be out of date.
+    """
+    left = count
     position = subscription.offset
     end: int | None = None
     if not follow and not subscription.group:
-        told = await client.describe(subscription.stream)
-        end = told["end"]
-        if told.get("from_copy"):
-            out.warn(f"the end of {subscription.stream} is {told['from_copy']}", end=end)
-    quiet = 0.0
+        description = await client.describe(subscription.stream)
+        end = description["end"]
+        if description.get("from_copy"):
+            out.warn(f"the end of {subscription.stream} is {description['from_copy']}", end=end)
+    quiet_s = 0.0
     while (left is None or left) and (end is None or position < end):
         try:
-            some = min(
+            batch_messages = min(
                 READ_MESSAGES,
                 left or READ_MESSAGES,
                 READ_MESSAGES if end is None else end - position,
             )
-            found = await subscription.batch(some, None if follow else POLL_S)
+            batch = await subscription.batch(batch_messages, None if follow else POLL_S)
         except TimeoutError:
-            quiet += POLL_S
+            quiet_s += POLL_S
             if end is not None:
-                told = await client.describe(subscription.stream)
-                position = max(position, told["first"])
-            elif await _at_end(client, subscription, quiet):
+                description = await client.describe(subscription.stream)
+                position = max(position, description["first"])
+            elif await _at_end(client, subscription, quiet_s):
                 break
             continue
-        quiet = 0.0
-        position = found[-1].offset + 1
-        left = left and left - len(found)
-        yield found
+        quiet_s = 0.0
+        position = batch[-1].offset + 1
+        left = left and left - len(batch)
+        yield batch
     if subscription.persistent and left != 0:
-        refuse_damaged(await client.describe(subscription.stream))  # its end is not the stream's
+        refuse_damaged(
+            await client.describe(subscription.stream)
+        )  # a damaged stream ends too early
 
 
-async def _at_end(client: Client, subscription: Subscription, quiet: float) -> bool:
-    """Whether a group has nothing more for its members; what others have may still come back."""
+async def _at_end(client: Client, subscription: Subscription, quiet_s: float) -> bool:
+    """Return whether a group has no more messages for its members.
+
+    Messages that other members work on may still be redelivered, so the group also has to be quiet for a while.
+    """
     await flush(subscription)
-    told = await client.group(subscription.stream, subscription.group)
-    return not told["ready"] and (not told["in_flight"] or quiet >= IDLE_S)
+    status = await client.group(subscription.stream, subscription.group)
+    return not status["ready"] and (not status["in_flight"] or quiet_s >= IDLE_S)
 
 
 async def flush(subscription: Subscription, timeout: float | None = None) -> None:
-    """Let the acks be on disk. Those that were lost with a connection are of messages that come again."""
+    """Wait until acknowledgements are on disk. Those lost with a connection belong to messages that are redelivered."""
     try:
         await subscription.flush(timeout)
     except StreamsError as error:
@@ -74,20 +82,20 @@ async def flush(subscription: Subscription, timeout: float | None = None) -> Non
 
 
 def as_data(message: Message) -> dict[str, Any]:
-    """A message for programs."""
-    told: dict[str, Any] = {}
+    """Return a message as data for JSON."""
+    fields: dict[str, Any] = {}
     if message.subscription.persistent:
-        told |= {"offset": message.offset, "time": message.time / 1e6}
+        fields |= {"offset": message.offset, "time": message.time / 1e6}
         if message.subscription.group:
-            told["delivery"] = message.delivery
+            fields["delivery"] = message.delivery
     else:
-        told["topic"] = message.topic
-    told["id"] = None if message.id is None else message.id.decode("utf-8", "backslashreplace")
-    return told | {"headers": message.headers} | payload_data(message.payload)
+        fields["topic"] = message.topic
+    fields["id"] = None if message.id is None else message.id.decode("utf-8", "backslashreplace")
+    return fields | {"headers": message.headers} | payload_data(message.payload)
 
 
 def payload_data(payload: bytes) -> dict[str, str]:
-    """A payload for programs: text, if it is that.
+    """Return a payload as data for JSON: as text if it is UTF-8, or else in base64.
 
     >>> payload_data(b"hello"), payload_data(bytes([0, 255]))
     ({'payload': 'hello'}, {'base64': 'AP8='})

@@ -25,7 +25,7 @@ _BAD_INPUT: Final = ("BAD_SETTINGS", "BAD_REQUEST")
 
 
 def talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) -> int:
-    """Connect, work, and tell what goes wrong as commands do."""
+    """Connect to the node, run `work` with the client, and turn errors of the client into `CommandError`."""
 
     async def connected() -> int:
         async with await connect_by(options) as client:
@@ -38,7 +38,7 @@ def talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) 
 
 
 async def connect_by(options: argparse.Namespace) -> Client:
-    """A client of the node that the options name."""
+    """Connect to the node that the options name; raise `CommandError` for a bad secret or certificate file."""
     secret: str | None = None
     if options.secret_file is not None:
         try:
@@ -65,7 +65,7 @@ async def connect_by(options: argparse.Namespace) -> Client:
 
 
 def command_error(error: StreamsError, **data: Any) -> CommandError:
-    """What a client raises, with the exit code for it."""
+    """Turn an error of the client into a `CommandError` with its exit code; `data` is added for programs."""
     code = REFUSED
     if isinstance(error, NoAnswerError):
         code = FAILED
@@ -79,7 +79,7 @@ def command_error(error: StreamsError, **data: Any) -> CommandError:
 
 
 async def stoppable(work: Coroutine[Any, Any, int]) -> int:
-    """Work until it is done, or SIGTERM or Ctrl-C ends it in order; a second Ctrl-C at once."""
+    """Run `work` until it ends, or until SIGTERM or Ctrl-C cancels it in order; a second signal ends it at once."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     stopped = False
@@ -103,23 +103,23 @@ async def stoppable(work: Coroutine[Any, Any, int]) -> int:
         raise
 
 
-def confirm(options: argparse.Namespace, out: Output, what: str) -> None:
-    """Go on only if somebody wants it."""
+def confirm(options: argparse.Namespace, out: Output, action: str) -> None:
+    """Ask for confirmation of `action`; raise `CommandError` if it is declined or nobody can be asked."""
     if options.yes:
         return
     if out.as_json or not sys.stdin.isatty():
         raise CommandError(
-            USAGE, "not-confirmed", f"{what}: that cannot be taken back; say --yes if it is meant"
+            USAGE, "not-confirmed", f"{action}: that cannot be taken back; say --yes if it is meant"
         )
-    out.console.print(f"{what}? That cannot be taken back. [y/N] ", end="", markup=False)
+    out.console.print(f"{action}? That cannot be taken back. [y/N] ", end="", markup=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandError(FAILED, "declined", "nothing was done")
 
 
 def purge(options: argparse.Namespace, out: Output, name: str) -> int:
     """Delete messages of a stream, after confirmation: all, or those before `options.before`."""
-    some = "all messages" if options.before is None else f"all messages before {options.before}"
-    confirm(options, out, f"take {some} out of {name}")
+    which = "all messages" if options.before is None else f"all messages before {options.before}"
+    confirm(options, out, f"delete {which} of {name}")
 
     async def work(client: Client) -> int:
         done = await client.purge(name, options.before)

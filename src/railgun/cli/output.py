@@ -1,4 +1,4 @@
-"""What commands say: lines for people, or with `--json` one JSON object a line for programs."""
+"""Print the output of commands: lines for people, or with `--json` one JSON object a line for programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PIPE_COLUMNS = 4000
 
 
 class Output:
-    """Where a command's words go: results to stdout, errors to stderr, with `--json` all to stdout."""
+    """The output of a command: results go to stdout, errors to stderr; with `--json` everything goes to stdout."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -46,12 +46,12 @@ class Output:
         self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def data(self, **what: Any) -> None:
-        """One JSON object, for programs only."""
+        """Print one JSON object, with `--json` only."""
         if self.as_json:
             print(json.dumps(what, default=str), file=sys.stdout, flush=True)
 
     def line(self, text: str, style: str = "") -> None:
-        """A line for people only."""
+        """Print a line, for people only."""
         if not self.as_json:
             self.console.print(Text(text, style=style))
 
@@ -61,35 +61,35 @@ class Output:
             self.console.print(what if self.console.is_terminal else plain(what))
 
     def listing(
-        self, name: str, found: list[Any], view: Callable[[list[Any]], Any], nothing: str
+        self, name: str, entries: list[Any], view: Callable[[list[Any]], Any], nothing: str
     ) -> None:
-        """What there is of something, for programs by this name, for people as a table or in a word."""
-        self.data(**{name: found})
-        if found:
-            self.show(view(found))
+        """Print a list: with `--json` under this name, for people as `view` draws it, or `nothing` if it is empty."""
+        self.data(**{name: entries})
+        if entries:
+            self.show(view(entries))
         else:
             self.line(nothing)
 
     def raw(self, data: bytes) -> None:
-        """Bytes as they are, for people and pipes."""
+        """Write bytes to stdout as they are, for people and pipes."""
         if not self.as_json:
             sys.stdout.flush()
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
     def warn(self, text: str, **what: Any) -> None:
-        """Something that does not end a command, and does not belong to its results."""
+        """Print a warning, which does not end the command and is not part of its results."""
         self.data(warning={"message": text, **what})
         if not self.as_json:
             self._errors.print(Text.assemble(("railgun: ", "yellow"), text))
 
     def event(self, event: dict[str, Any]) -> None:
-        """Something that happened to a flow."""
+        """Print an event of a flow."""
         self.data(event=event)
-        self.line(told(event), STYLES.get(event["kind"], ""))
+        self.line(event_text(event), STYLES.get(event["kind"], ""))
 
     def error(self, error: CommandError) -> None:
-        """Why a command ends."""
+        """Print the error that ends a command."""
         if self.as_json:
             self.data(error={"kind": error.kind, "message": str(error), **error.data})
             return
@@ -98,11 +98,11 @@ class Output:
         self._errors.print(Text.assemble(("railgun: ", "bold red"), str(error)))
 
 
-def told(event: dict[str, Any]) -> str:
-    """An event in words.
+def event_text(event: dict[str, Any]) -> str:
+    """Describe an event of a flow in one line.
 
     >>> data = {"moved": 1200, "bytes": 3_400_000, "longest_hold_ms": 2.25, "seconds": 0.41}
-    >>> told({"kind": "rescaled", "text": "runs on 4 workers now", "data": data})
+    >>> event_text({"kind": "rescaled", "text": "runs on 4 workers now", "data": data})
     'rescaled: runs on 4 workers now: 1,200 keys (3.4 MB) moved in 0.41 s, longest hold 2.2 ms'
     """
     kind, text = event["kind"], event["text"]
@@ -136,18 +136,18 @@ def plain(what: Any) -> Any:
 
 
 def columns(*names: str) -> Table:
-    """A table with these columns; those that end with `>` are numbers."""
+    """Return an empty table with these columns; those that end with `>` are aligned to the right, for numbers."""
     from rich.table import Table
 
     table = Table()
-    for one in names:
-        name = one.removesuffix(">")
-        table.add_column(name, justify="right" if name != one else "left", overflow="fold")
+    for spec in names:
+        name = spec.removesuffix(">")
+        table.add_column(name, justify="right" if name != spec else "left", overflow="fold")
     return table
 
 
 def size(count: float) -> str:
-    """A number of bytes in words.
+    """Format a number of bytes with a unit.
 
     >>> size(1_500), size(12), size(3_210_000_000)
     ('1.5 kB', '12 B', '3.2 GB')
@@ -160,7 +160,7 @@ def size(count: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """A short time in words.
+    """Format a short time with a unit.
 
     >>> brief(0.0004), brief(0.0234), brief(1.26), brief(75)
     ('0.4 ms', '23 ms', '1.3 s', '1 min 15 s')
@@ -173,7 +173,7 @@ def brief(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words.
+    """Format a time in seconds, minutes or hours.
 
     >>> duration(5), duration(65), duration(7260)
     ('5 s', '1 min 5 s', '2 h 1 min')

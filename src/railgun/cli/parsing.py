@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are `CommandError`s, with suggestions."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `CommandError`."""
+        """Raise `CommandError` with the message of argparse, and point to `--help`."""
         raise CommandError(USAGE, "usage", f"{message}; see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""`railgun sink list`, `drop` and `moved`: what waits in the directory of a sink that does not run.
+"""`railgun sink list`, `drop` and `moved`: inspect and correct the data directory of a stopped sink.
 
-For the day on which a transaction can never be committed: its file is damaged, or the target will not have it. It stops
-its flow and step for good, and only people can say that its records may be lost.
+They help when a transaction can never be committed, because its file is damaged or the target refuses it. Such a
+transaction blocks its flow and step for good, and only people can decide that its records may be lost.
 """
 
 from __future__ import annotations
@@ -30,55 +30,57 @@ _WORDS: Final = {
 
 
 def list_(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Which transactions wait, and for what."""
-    with _opened(options) as ledger:
-        found = list(ledger.txns.values())
-        out.data(target=ledger.target, transactions=[_told(txn) for txn in found])
-        for txn in found:
-            what = job_of(txn.of) if txn.state == "open" else _in_words(txn)
+    """List the transactions that wait, and what each waits for."""
+    with _open_ledger(options) as ledger:
+        waiting = list(ledger.txns.values())
+        out.data(target=ledger.target, transactions=[_as_data(txn) for txn in waiting])
+        for txn in waiting:
+            what = job_of(txn.origin) if txn.state == "open" else _describe(txn)
             state = "is damaged" if txn.damaged else _WORDS[txn.state]
             out.line(f"{txn.id} {state}: {what}", "red" if txn.damaged else "")
-        if not found:
+        if not waiting:
             out.line(f"{options.data}: nothing waits")
     return DONE
 
 
 def drop(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Give one up: its records are lost, and its flow goes on without them."""
-    with _opened(options) as ledger:
+    """Give up a transaction: its records are lost, and its flow continues without them."""
+    with _open_ledger(options) as ledger:
         txn = ledger.txns.get(options.id)
         if txn is None:
             raise CommandError(
                 FAILED, "no-transaction", f"no transaction {options.id} waits in {options.data}"
             )
-        what = _in_words(txn)
-        confirm(options, out, f"lose {what} for good, and let the flow take them for committed")
+        what = _describe(txn)
+        confirm(options, out, f"delete {what} for good, and report them to the flow as committed")
         ledger.give_up(txn)
-        out.data(dropped=_told(txn))
+        out.data(dropped=_as_data(txn))
         out.line(f"dropped {txn.id}: {what} are lost")
     return DONE
 
 
 def moved(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """The target has another name from now on."""
-    with _opened(options) as ledger:
+    """Forget the name of the target, so that the next start of the sink sets a new one."""
+    with _open_ledger(options) as ledger:
         before = ledger.target
         confirm(
-            options, out, f"let the next sink in {options.data} fill something else than {before}"
+            options,
+            out,
+            f"let the next sink in {options.data} write to a target other than {before}",
         )
-        ledger.belong_to("")
+        ledger.set_target("")
         waiting = [txn for txn in ledger.txns.values() if txn.state != "open"]
-        out.data(was=before, transactions=[_told(txn) for txn in waiting])
+        out.data(was=before, transactions=[_as_data(txn) for txn in waiting])
         out.line(
-            f"{options.data}: the next sink says where it all goes; so far it went to {before}"
+            f"{options.data}: the next start of the sink sets the target; so far it was {before}"
         )
         for txn in waiting:
-            out.line(f"{txn.id} goes there, too: {_in_words(txn)}")
+            out.line(f"{txn.id} goes to the new target, too: {_describe(txn)}")
     return DONE
 
 
 @contextlib.contextmanager
-def _opened(options: argparse.Namespace) -> Iterator[Ledger]:
+def _open_ledger(options: argparse.Namespace) -> Iterator[Ledger]:
     directory = Path(options.data).absolute()
     if not (directory / "ledger").exists():
         raise CommandError(USAGE, "no-sink", f"no sink has worked in {directory}")
@@ -101,11 +103,11 @@ def _opened(options: argparse.Namespace) -> Iterator[Ledger]:
         raise CommandError(FAILED, "disk", f"{directory}: {said(error)}") from error
 
 
-def _told(txn: Txn) -> dict[str, Any]:
+def _as_data(txn: Txn) -> dict[str, Any]:
     names = "id flow step store state generation snapshot worker alone count end damaged"
     return {name: getattr(txn, name) for name in names.split()}
 
 
-def _in_words(txn: Txn) -> str:
-    """What a transaction holds."""
-    return f"{txn.count:,} records of {job_of(txn.of)} for snapshot {txn.snapshot}"
+def _describe(txn: Txn) -> str:
+    """Describe the records of a transaction."""
+    return f"{txn.count:,} records of {job_of(txn.origin)} for snapshot {txn.snapshot}"

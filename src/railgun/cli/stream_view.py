@@ -1,4 +1,4 @@
-"""Pictures of streams, groups and dead letters, for people."""
+"""Draw streams, consumer groups and dead letters for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from railgun.cli.output import columns, duration, size
 
-Told = dict[str, Any]
+StreamData = dict[str, Any]
 
 
 def _pairs(pairs: Sequence[tuple[str, object]]) -> Table:
@@ -22,86 +22,86 @@ def _pairs(pairs: Sequence[tuple[str, object]]) -> Table:
     return grid
 
 
-def streams(found: Sequence[Told]) -> RenderableType:
-    """All streams."""
-    several = {one.get("region") for one in found} - {None, "global"}  # else it says nothing
-    where = ("region",) if several else ()
-    table = columns("stream", *where, "kind", "messages>", "size>", "last>", "groups>", "")
-    for one in found:
-        kind = one["settings"]["kind"]
-        named = [Text(one["name"]), *(Text(one.get("region") or "") for _ in where)]
+def streams(streams: Sequence[StreamData]) -> RenderableType:
+    """Draw a table with a row for each stream; regions are shown if there are any but `global`."""
+    regions = {stream.get("region") for stream in streams} - {None, "global"}
+    region_column = ("region",) if regions else ()
+    table = columns("stream", *region_column, "kind", "messages>", "size>", "last>", "groups>", "")
+    for stream in streams:
+        kind = stream["settings"]["kind"]
+        named = [Text(stream["name"]), *(Text(stream.get("region") or "") for _ in region_column)]
         if kind == "ephemeral":
-            listening = Text(f"{one['consumers']} listening")
-            if one.get("trouble"):
-                listening.append(f"; {one['trouble']}", "red")
+            listening = Text(f"{stream['consumers']} listening")
+            if stream.get("trouble"):
+                listening.append(f"; {stream['trouble']}", "red")
             table.add_row(*named, kind, "", "", "", "", listening)
             continue
         table.add_row(
             *named,
             kind,
-            f"{one['end'] - one['first']:,}",
-            size(one["bytes"]),
-            _ago(one["last_time"]),
-            str(len(one["groups"])),
-            Text(one["trouble"], "red"),
+            f"{stream['end'] - stream['first']:,}",
+            size(stream["bytes"]),
+            _ago(stream["last_time"]),
+            str(len(stream["groups"])),
+            Text(stream["trouble"], "red"),
         )
     return table
 
 
-def stream(one: Told) -> RenderableType:
-    """One stream, with its groups."""
-    settings = one["settings"]
+def stream(stream: StreamData) -> RenderableType:
+    """Draw a stream: its extent, its settings and its groups."""
+    settings = stream["settings"]
     pairs: list[tuple[str, object]] = [("kind", settings["kind"])]
-    if one.get("region"):
-        pairs.append(("region", one["region"]))
+    if stream.get("region"):
+        pairs.append(("region", stream["region"]))
     if settings["kind"] == "ephemeral":
-        pairs.append(("listening", one["consumers"]))
+        pairs.append(("listening", stream["consumers"]))
     else:
-        count = one["end"] - one["first"]
+        count = stream["end"] - stream["first"]
         pairs += [
             (
                 "messages",
-                f"{count:,}, offsets {one['first']:,} to {one['end'] - 1:,}" if count else 0,
+                f"{count:,}, offsets {stream['first']:,} to {stream['end'] - 1:,}" if count else 0,
             ),
-            ("size", size(one["bytes"])),
-            ("last", _ago(one["last_time"]) or "never"),
-            ("readers", one["readers"]),
+            ("size", size(stream["bytes"])),
+            ("last", _ago(stream["last_time"]) or "never"),
+            ("readers", stream["readers"]),
         ]
         rules = {k: v for k, v in settings.items() if k != "kind" and v is not None}
         pairs += [(name.replace("_", " "), value) for name, value in rules.items()]
-    parts: list[RenderableType] = [Text(one["name"], "bold"), _pairs(pairs)]
-    if one.get("trouble"):
-        parts.append(Text(one["trouble"], "red"))
-    if one.get("groups"):
-        parts.append(groups(one["groups"]))
+    parts: list[RenderableType] = [Text(stream["name"], "bold"), _pairs(pairs)]
+    if stream.get("trouble"):
+        parts.append(Text(stream["trouble"], "red"))
+    if stream.get("groups"):
+        parts.append(groups(stream["groups"]))
     return Group(*parts)
 
 
-def groups(found: Sequence[Told]) -> RenderableType:
-    """The groups of a stream."""
+def groups(groups: Sequence[StreamData]) -> RenderableType:
+    """Draw a table with a row for each consumer group of a stream."""
     table = columns("group", "members>", "lag (messages)>", "in flight>", "next offset>", "why")
-    for one in found:
+    for group in groups:
         table.add_row(
-            Text(one["name"] + (" (exclusive)" if one["exclusive"] else "")),
-            str(one["members"]),
-            f"{one['lag']:,}",
-            f"{one['in_flight']:,}",
-            f"{one['floor']:,}",
-            one["code"],
+            Text(group["name"] + (" (exclusive)" if group["exclusive"] else "")),
+            str(group["members"]),
+            f"{group['lag']:,}",
+            f"{group['in_flight']:,}",
+            f"{group['floor']:,}",
+            group["code"],
         )
     return table
 
 
-def group(one: Told) -> RenderableType:
-    """One group."""
+def group(group: StreamData) -> RenderableType:
+    """Draw a consumer group: its position, members and messages."""
     pairs: list[tuple[str, object]] = [
-        ("position", f"{one['floor']:,} of {one['end']:,}: {one['lag']:,} to go"),
-        ("members", str(one["members"]) + (", exclusive" if one["exclusive"] else "")),
+        ("position", f"{group['floor']:,} of {group['end']:,}: {group['lag']:,} to go"),
+        ("members", str(group["members"]) + (", exclusive" if group["exclusive"] else "")),
     ]
-    if one["active"] is not None:
-        pairs.append(("active", one["active"]))
+    if group["active"] is not None:
+        pairs.append(("active", group["active"]))
     for name in ("credit", "in_flight", "ready", "delayed", "letters"):
-        pairs.append((name.replace("_", " "), f"{one[name]:,}"))
+        pairs.append((name.replace("_", " "), f"{group[name]:,}"))
     return _pairs(pairs)
 
 
@@ -120,16 +120,16 @@ def headers_of(letter: Mapping[str, str]) -> dict[str, str]:
     return dict(letter) | ({"rule": _OLD_RULES[rule]} if rule in _OLD_RULES else {})
 
 
-def letters(found: Sequence[Told]) -> RenderableType:
-    """Dead letters, without what is in them."""
+def letters(letters: Sequence[StreamData]) -> RenderableType:
+    """Draw a table with a row for each dead letter, without payloads."""
     table = columns(
         "letter>", "group", "offset>", "id", "deliveries>", "rule", "reason", "buried>", ""
     )
-    for one in found:
+    for letter in letters:
         names = ("group", "offset", "id", "deliveries", "rule", "reason")
-        words = [Text(str(one.get(name, ""))) for name in names]
-        again = "redriven" if one["redriven"] else ""
-        table.add_row(str(one["letter"]), *words, _ago(one["buried"]), again)
+        words = [Text(str(letter.get(name, ""))) for name in names]
+        again = "redriven" if letter["redriven"] else ""
+        table.add_row(str(letter["letter"]), *words, _ago(letter["buried"]), again)
     return table
 
 
@@ -139,13 +139,13 @@ def letter(offset: int, headers: Mapping[str, str], redriven: bool = False) -> s
     >>> letter(0, {"offset": "7", "group": "g", "deliveries": "3", "rule": "dead_deliveries", "reason": "no"})
     'letter 0: offset 7, group g, 3 deliveries, rule dead_deliveries: no'
     """
-    told = (
+    text = (
         f"letter {offset}: offset {headers.get('offset', '?')}, group {headers.get('group', '?')}"
     )
-    told += f", {headers.get('deliveries', '?')} deliveries, rule {headers.get('rule', '?')}"
-    told += ", redriven" if redriven else ""
-    return told + (f": {headers['reason']}" if headers.get("reason") else "")
+    text += f", {headers.get('deliveries', '?')} deliveries, rule {headers.get('rule', '?')}"
+    text += ", redriven" if redriven else ""
+    return text + (f": {headers['reason']}" if headers.get("reason") else "")
 
 
-def _ago(when: float | None) -> str:
-    return "" if when is None else f"{duration(max(0.0, time.time() - when))} ago"
+def _ago(time_s: float | None) -> str:
+    return "" if time_s is None else f"{duration(max(0.0, time.time() - time_s))} ago"

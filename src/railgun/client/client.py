@@ -65,7 +65,7 @@ from railgun.client.checks import (
 from railgun.client.errors import DeadlineError, NoAnswerError, NoNodeError, StreamsError
 from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.producer import TRANSACTION_S, Producer, Transaction, begin
-from railgun.client.publisher import SOON, Acks, Publisher, level, tell
+from railgun.client.publisher import RETRY_PAUSES_S, Acks, Publisher, acks_value, fail_future
 from railgun.client.subscription import TRACKED, Start, Subscription
 from railgun.errors import said
 from railgun.transport.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
@@ -275,7 +275,7 @@ class Client:
 
     async def _subscribe_again(self, subscription: Subscription) -> None:
         """Subscribe again until the node accepts; give up if the connection is lost, since the next one begins anew."""
-        here, channel, pauses = self._connection, subscription.channel, Pauses(*SOON)
+        here, channel, pauses = self._connection, subscription.channel, Pauses(*RETRY_PAUSES_S)
         self._renewing[channel] = False
         while self._connection is here and not subscription.over:
             try:
@@ -341,7 +341,7 @@ class Client:
         self._publisher.cut_off(loss, written)
         answers, self._answers = self._answers, {}
         for future, _, frame in answers.values():
-            tell(future, loss if frame <= written else _NotSentError(loss))
+            fail_future(future, loss if frame <= written else _NotSentError(loss))
         for subscription in self._subscriptions.values():
             subscription.cut_off(loss)
 
@@ -426,7 +426,7 @@ class Client:
     def trouble(self) -> str:
         """Why requests are not answered now, as a text for people; empty: nothing is wrong."""
         if self.connected:
-            return self._publisher.trouble
+            return self._publisher.refusal_text
         return f"no node at {self._nodes}: {self._last_error or 'no answer'}"
 
     def send(self, command: Command, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
@@ -498,7 +498,11 @@ class Client:
 
     def _leave(self) -> None:
         """Close the connection to a node that the client is to leave, once nothing is under way to it."""
-        if self._connection is not None and not self._answers and not self._publisher.awaits:
+        if (
+            self._connection is not None
+            and not self._answers
+            and not self._publisher.awaits_answers
+        ):
             assert self._outbox is not None
             for subscription in self._subscriptions.values():
                 subscription.send_acks()
@@ -614,7 +618,8 @@ class Client:
             except StreamsError as error:
                 if error.code != "STOPPING" or self._closing:
                     raise
-            await asyncio.sleep(SOON[0])  # nothing was done: ask again, perhaps another node
+            # Nothing was done: ask again, perhaps another node.
+            await asyncio.sleep(RETRY_PAUSES_S[0])
 
     async def _ask_once(self, send: Callable[[int], object], deadline: float) -> Any:
         number = next(self._numbers)
@@ -657,9 +662,9 @@ class Client:
         self._sweeping = self.loop.call_later(SWEEP_INTERVAL_S, self._sweep)
         late = [future for future, deadline, _ in self._answers.values() if deadline < now]
         for future in late:
-            tell(future, TimeoutError())
-        for future, error in self._publisher.late(now):
-            tell(future, error)
+            fail_future(future, TimeoutError())
+        for future, error in self._publisher.overdue(now):
+            fail_future(future, error)
 
     # ------------------------------------------------------------ publishing
 
@@ -684,7 +689,8 @@ class Client:
         """
         check_text("stream", stream)
         check_text("topic", topic)
-        data, deadline, safety = as_bytes("payload", payload), self._deadline(timeout), level(acks)
+        data, deadline = as_bytes("payload", payload), self._deadline(timeout)
+        safety = acks_value(acks)
         if id is None and headers is None:
             future = self._publisher.put_one(stream, topic, data, deadline, safety)
         else:
@@ -714,9 +720,9 @@ class Client:
         second time none. `atomic`: all become visible together or none, however many there are, and they are stored
         exactly once whatever fails meanwhile.
         """
-        safety = level(acks)
+        safety = acks_value(acks)
         if atomic:
-            if safety != level("quorum"):
+            if safety != acks_value("quorum"):
                 raise StreamsError(
                     "BAD_REQUEST",
                     "an atomic publish always waits for a quorum: leave acks out",
@@ -948,7 +954,7 @@ class Client:
             self._subscriptions[subscription.channel] = subscription
             self.send(subscription.request(number), (), subscription.channel)
 
-        deadline, pauses = self._deadline(timeout), Pauses(*SOON)
+        deadline, pauses = self._deadline(timeout), Pauses(*RETRY_PAUSES_S)
         while True:
             try:
                 await self._ask(send, deadline - self.loop.time(), once=True)
@@ -985,7 +991,7 @@ class Client:
             raise BadValueError(
                 f"{call}: the arguments cannot be written as JSON: {said(error)}"
             ) from error
-        deadline, pauses = self._deadline(timeout), Pauses(*SOON)
+        deadline, pauses = self._deadline(timeout), Pauses(*RETRY_PAUSES_S)
         while True:
             try:
                 answer = await self.ask(

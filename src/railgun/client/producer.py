@@ -1,4 +1,4 @@
-"""Producers: what is staged for a stream is seen by nobody; what is committed is in it once, all of it together.
+"""Stage messages for a stream, where no consumer sees them, and commit them: all together, and exactly once.
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path
@@ -18,17 +18,17 @@
 
 Rules:
 
-1. A producer is known to the stream by its name, for as long as there is the stream, or for its `lifetime`. Who begins
-   a higher epoch fences those with a lower one: all they ask for is refused (`FENCED`).
-2. What is staged is on disk, as safe as messages with `acks="quorum"`, when `put` has returned. Pieces are sent again
-   by the client if need be; the stream keeps them in order, each once.
+1. The stream knows a producer by its name, for as long as the stream exists, or for the producer's `lifetime`. A
+   process that begins a higher epoch fences those with a lower one: all their calls are refused (`FENCED`).
+2. Staged messages are on disk, as safe as messages with `acks="quorum"`, when `put` has returned. The client sends
+   pieces again if necessary; the stream keeps them in order, each once.
 3. A commit may be repeated at any time, by any process that knows what was staged (`Stage.sequence`, `Stage.count`).
-   What is neither staged nor committed is an error (`LOST_OUTPUT`).
-   So is what was staged by a producer that was forgotten since, also if it has begun anew.
-4. A commit may have a label, a number of the producer's own. What has a label that was committed before is done, for as
-   long as there is the stream, also if it was staged once more for other sequences: these are dropped.
-5. Who cannot count its epochs has a session instead, a name that nobody else has. The stream gives a new session the
-   next epoch, and drops what was staged before.
+   If messages are neither staged nor committed, that is an error (`LOST_OUTPUT`). So are messages that were staged by a
+   producer that was forgotten since, also if it has begun anew.
+4. A commit may have a label, a number that the producer chooses. A commit with a label that was committed before is
+   done, for as long as the stream exists. If its messages were staged once more for other sequences, these are dropped.
+5. A producer that cannot count its epochs has a session instead, a name that nobody else has. The stream gives a new
+   session the next epoch, and drops what was staged before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.client.checks import BadValueError, as_bytes, check_list, check_seconds, check_text
 from railgun.client.errors import DeadlineError, StreamsError
-from railgun.client.publisher import check_size, tell
+from railgun.client.publisher import check_size, fail_future
 from railgun.errors import shortened
 from railgun.transport.proto import streams_pb2 as p
 
@@ -49,40 +49,40 @@ if TYPE_CHECKING:
     from railgun.client.client import Client
 
 PIECE_BYTES: Final = 256 << 10
-"""How much of a transaction is staged at once."""
-AGAIN_S: Final = 0.05
+"""The size of the pieces in which a transaction is staged."""
+RETRY_PAUSE_S: Final = 0.05
 TRANSACTION_S: Final = 3600.0
-"""What a client has staged and not committed is kept for so many seconds after it was used last."""
+"""How long the node keeps what a client has staged and not committed, after its last use."""
 
 
 class Stage:
-    """What is staged under one sequence. Made by `Producer.open`."""
+    """The messages staged for one sequence. Created by `Producer.open`."""
 
     def __init__(self, producer: Producer, sequence: int) -> None:
         self.sequence = sequence
-        """The number that the stream has given it."""
+        """The number that the stream gave."""
         self.count = 0
         """How many messages were put, staged or on their way."""
         self.producer = producer
         self.dropped = False
-        self._puts: set[asyncio.Task[None]] = set()  # under way, and somebody waits for them
-        self._forsaken_puts: set[asyncio.Task[None]] = set()  # under way, and nobody does any more
+        self._puts: set[asyncio.Task[None]] = set()  # under way, and a caller waits for them
+        self._abandoned_puts: set[asyncio.Task[None]] = set()  # under way; no caller waits any more
         self._sent: set[asyncio.Future[Any]] = set()
         self._refused: dict[int, tuple[int, StreamsError]] = {}
-        """Pieces that were refused, and are no longer the last ones: where they end, and why."""
+        """Refused pieces that have others behind them: by their first message, where they end, and why."""
 
     def put_soon(
         self, payloads: Sequence[bytes | str], at: int | None = None
     ) -> asyncio.Future[Any]:
         """Put messages behind those that were put before; the future is done when they are safe.
 
-        `at`: put messages again that were refused for a reason that may pass, behind the first `at` of them. They are
-        sent, and count, also if the future is cancelled. Raises `StreamsError` if they cannot be sent, and then they do
-        not count.
+        `at`: send messages again that were refused for a reason that may pass, behind the first `at` messages. The
+        messages are sent, and count, also if the future is cancelled. Raises `StreamsError` if they cannot be sent, and
+        then they do not count.
         """
-        messages = [as_bytes("payload", one) for one in check_list("payloads", payloads)]
+        messages = [as_bytes("payload", payload) for payload in check_list("payloads", payloads)]
         if not messages:
-            raise StreamsError("BAD_REQUEST", "nothing is to be staged: put one message at least")
+            raise StreamsError("BAD_REQUEST", "no messages to stage: put at least one")
         self._check_open()
         producer = self.producer
         place = p.Staging(
@@ -98,22 +98,23 @@ class Stage:
         return sent
 
     async def put(self, payloads: Sequence[bytes | str]) -> None:
-        """Put messages behind those that were put before; returns when they are safe.
+        """Put messages behind those that were put before; return when they are safe.
 
-        If those before them are still on their way to another master (`STAGE_GAP`), they are sent again for a while.
-        Messages count, and are sent, also if this is cancelled meanwhile: whether they are staged is not known then.
-        Messages that are refused do not count, and nor do those behind them.
+        If messages before them are still on their way to another master (`STAGE_GAP`), they are sent again for a while.
+        Messages count, and are sent, also if this call is cancelled: then it is unknown whether they are staged.
+        Messages that are refused do not count, and neither do those behind them.
         """
         await self.put_pieces([payloads])
 
     async def put_pieces(self, pieces: Sequence[Sequence[bytes | str]]) -> None:
-        """Put messages as pieces, which are sent together; see `put`. None is put if one is too large."""
+        """Put messages as pieces, which are sent together; see `put`. No piece is put if one is too large."""
         await self.wait(self.begin_puts(pieces))
 
     def begin_puts(self, pieces: Sequence[Sequence[bytes | str]]) -> Sequence[asyncio.Task[None]]:
-        """Put messages as pieces, and return the tasks that `wait` is to wait for."""
+        """Begin to put messages as pieces, and return the tasks to pass to `wait`."""
         pieces = [
-            [as_bytes("payload", one) for one in check_list("payloads", some)] for some in pieces
+            [as_bytes("payload", payload) for payload in check_list("payloads", piece)]
+            for piece in pieces
         ]
         for payloads in pieces:
             check_size(payloads)
@@ -128,36 +129,36 @@ class Stage:
         return tasks
 
     async def wait(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Wait for puts; those that are under way when this is cancelled go on."""
+        """Wait for puts; if this call is cancelled, the puts under way go on."""
         try:
             await asyncio.gather(*map(asyncio.shield, tasks))
         finally:
             self._puts.difference_update(tasks)
             for task in tasks:
                 if not task.done():
-                    self._forsaken_puts.add(task)
-                    task.add_done_callback(self._forsaken_puts.discard)
+                    self._abandoned_puts.add(task)
+                    task.add_done_callback(self._abandoned_puts.discard)
 
     async def settle(self) -> None:
-        """Wait for all puts under way, whatever becomes of them."""
-        if under_way := self._puts | self._forsaken_puts:
+        """Wait for all puts under way, whether they succeed or fail."""
+        if under_way := self._puts | self._abandoned_puts:
             await asyncio.wait(under_way)
 
     async def check_puts(self) -> None:
-        """Wait for all puts under way; raises the error of one that somebody waits for."""
+        """Wait for all puts under way; raise the error of a put that a caller waits for."""
         await asyncio.gather(*map(asyncio.shield, self._puts))
         await self.settle()
 
     @property
     def is_under_way(self) -> bool:
         """Whether puts are under way."""
-        return bool(self._puts or self._forsaken_puts)
+        return bool(self._puts or self._abandoned_puts)
 
     def close(self) -> None:
-        """Take nothing more, and send nothing that was not sent: it is dropped."""
+        """Accept no more messages, and do not send those that were not sent: the sequence is dropped."""
         self.dropped = True
         for sent in list(self._sent):
-            tell(sent, self._over())
+            fail_future(sent, self._over())
 
     def _is_open(self) -> bool:
         return not self.dropped
@@ -174,7 +175,7 @@ class Stage:
     async def _finish(
         self, sent: asyncio.Future[Any], payloads: Sequence[bytes | str], at: int
     ) -> None:
-        """Wait until messages are safe, and send them again as long as those before them are not there."""
+        """Wait until messages are safe; send them again while messages before them are missing."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.producer.client.timeout
         while True:
@@ -183,32 +184,34 @@ class Stage:
                 await sent
                 return
             except StreamsError as error:
-                before = next((why for end, why in self._refused.values() if end <= at), None)
-                if error.code != "STAGE_GAP" or before is not None or loop.time() > deadline:
+                earlier = next(
+                    (refusal for end, refusal in self._refused.values() if end <= at), None
+                )
+                if error.code != "STAGE_GAP" or earlier is not None or loop.time() > deadline:
                     self._take_back(at, len(payloads), error)
-                    if error.code != "STAGE_GAP" or before is None:
+                    if error.code != "STAGE_GAP" or earlier is None:
                         raise
                     raise StreamsError(
-                        before.code, f"messages that were put before were refused: {before.text}"
+                        earlier.code, f"messages that were put before were refused: {earlier.text}"
                     ) from error
             finally:
                 self._sent.discard(sent)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_PAUSE_S)
             sent = self.put_soon(payloads, at)
 
     def _take_back(self, at: int, count: int, error: StreamsError) -> None:
-        """Let messages that were refused not count, as soon as none are behind them."""
+        """Subtract refused messages from the count, as soon as no messages are behind them."""
         self._refused[at] = at + count, error
         for start in sorted(self._refused, reverse=True):
             end, why = self._refused[start]
-            if end != self.count or not why.nothing_done or why.code == "CLOSED":  # may be there
+            if end != self.count or not why.nothing_done or why.code == "CLOSED":  # may be staged
                 return
             self.count = start
             del self._refused[start]
 
 
 class Producer:
-    """A producer in one epoch. Made by `Client.producer`."""
+    """A producer in one epoch. Created by `Client.producer`."""
 
     def __init__(
         self, client: Client, stream: str, name: str, epoch: int, answer: Mapping[str, Any]
@@ -216,23 +219,21 @@ class Producer:
         self.client, self.stream, self.name, self.epoch = client, stream, name, epoch
         self.number: int = answer["number"]
         self.identity: str = answer["identity"]
-        """Of the stream: one that was deleted and made anew is another one."""
+        """The identity of the stream: it changes when the stream is deleted and created anew."""
         self.staged: dict[int, int] = {int(n): count for n, count in answer["staged"].items()}
-        """What was staged when it began: messages, by their sequence."""
+        """Counts of the messages that were staged when the producer began, by sequence."""
         self.labels: list[tuple[int, int]] = [(a, b) for a, b in answer.get("labels", ())]
-        """The labels that were committed when it began: ranges, both ends in."""
-        self._undropped: set[int] = (
-            set()
-        )  # what is to be dropped, and the node has not said that it is
+        """The labels that were committed when the producer began: ranges that include both ends."""
+        self._undropped: set[int] = set()  # sequences whose drop the node has not confirmed
 
     async def open(self, label: int | None = None) -> Stage:
         """Return a new sequence to stage messages for.
 
-        `label`: under which it will be committed; what else is staged for the label is dropped then. Raises
-        `StreamsError` with the code `SEQUENCE_OVER` if that label was committed.
+        `label`: the label that the sequence will be committed under; other sequences that were opened for it are
+        dropped then. Raises `StreamsError` with the code `SEQUENCE_OVER` if that label was committed before.
         """
-        more = {} if label is None else {"label": label}
-        answer = await self._ask("open_sequence", **more)
+        labels = {} if label is None else {"label": label}
+        answer = await self._ask("open_sequence", **labels)
         return Stage(self, answer["sequence"])
 
     async def commit(
@@ -243,24 +244,24 @@ class Producer:
         label: int | None = None,
         label_since: int | None = None,
     ) -> int:
-        """Let what was staged be part of the stream, all of it together; return how many messages that were now.
+        """Make staged messages part of the stream, all together; return how many messages this call added.
 
-        `stages`: in their order; or sequences, each with its number of messages. `label`: a number for this commit; if
-        it was committed before, nothing is done, and these stages are dropped. `label_since`: all labels from it on
-        count as committed, too. Raises `StreamsError` with the code `LOST_OUTPUT` if one of the stages is neither
-        staged nor committed, and `FENCED`.
+        `stages`: the stages in the order of the commit; or sequences, each with its number of messages. `label`: a
+        number for this commit; if it was committed before, nothing is done, and these stages are dropped.
+        `label_since`: all labels from this one on count as committed, too. Raises `StreamsError` with the code
+        `LOST_OUTPUT` if a stage is neither staged nor committed, and with `FENCED` if a later epoch has begun.
         """
         if not isinstance(stages, Mapping):
-            given = _checked(stages)
-            timeout = await self._settle(given, timeout)
-            stages = {one.sequence: one.count for one in given}
+            checked = _checked(stages)
+            timeout = await self._settle(checked, timeout)
+            stages = {stage.sequence: stage.count for stage in checked}
         labels = {"label": label, "label_since": label_since}
         more = {name: value for name, value in labels.items() if value is not None}
         return int((await self._commit(stages, timeout, **more))["committed"])
 
     async def _settle(self, stages: Sequence[Stage], timeout: float | None) -> float | None:
-        """Wait for the puts of stages that are under way; return how much of the time is left."""
-        if not any(one.is_under_way for one in stages):
+        """Wait for puts of stages that are under way; return how much of the timeout is left."""
+        if not any(stage.is_under_way for stage in stages):
             return timeout
         loop, timeout = (
             asyncio.get_running_loop(),
@@ -270,7 +271,7 @@ class Producer:
         try:
             async with asyncio.timeout_at(deadline):
                 for stage in stages:
-                    await stage.settle()  # whoever has put messages hears what became of them
+                    await stage.settle()  # the caller of put gets the error
         except TimeoutError as error:
             raise DeadlineError(
                 "messages that were put before the commit are not staged yet"
@@ -286,14 +287,14 @@ class Producer:
         return await self._ask("commit_sequences", timeout, counts=by_name, **more)
 
     async def drop(self, stages: Iterable[Stage]) -> None:
-        """Drop what was staged, and will not be committed. Nothing more can be put there (`SEQUENCE_OVER`)."""
-        given = _checked(stages)
-        for one in given:
-            one.close()
-        await self._drop([one.sequence for one in given])
+        """Drop staged messages that will not be committed. Nothing more can be put to them (`SEQUENCE_OVER`)."""
+        checked = _checked(stages)
+        for stage in checked:
+            stage.close()
+        await self._drop([stage.sequence for stage in checked])
 
     async def drop_left(self) -> None:
-        """Drop what could not be dropped before, as far as the node can be asked now."""
+        """Drop sequences that could not be dropped before, if the node can be reached now."""
         if self._undropped:
             with contextlib.suppress(StreamsError):
                 await self._drop(sorted(self._undropped))
@@ -310,26 +311,28 @@ class Producer:
         self._undropped.difference_update(sequences)
 
     async def _ask(self, call: str, timeout: float | None = None, **more: Any) -> Any:
-        who = {"name": self.stream, "producer": self.name, "epoch": self.epoch}
-        return await self.client.admin(call, timeout, **who, identity=self.identity, **more)
+        caller = {"name": self.stream, "producer": self.name, "epoch": self.epoch}
+        return await self.client.admin(call, timeout, **caller, identity=self.identity, **more)
 
 
 def _checked(stages: Any) -> list[Stage]:
-    found = list(check_list("stages", stages))
-    for one in found:
-        if not isinstance(one, Stage):
-            raise BadValueError(f"stages are what Producer.open has returned, not {shortened(one)}")
-    return found
+    checked = list(check_list("stages", stages))
+    for stage in checked:
+        if not isinstance(stage, Stage):
+            raise BadValueError(
+                f"stages are what Producer.open has returned, not {shortened(stage)}"
+            )
+    return checked
 
 
 class Transaction:
-    """Messages that are seen all together, or not at all. Made by `Client.transaction`; several tasks may put some."""
+    """Messages that become visible all together, or not at all. Created by `Client.transaction`; tasks may share it."""
 
     def __init__(
         self, begin: Callable[[bool], Awaitable[Producer]], check: Callable[[], Awaitable[None]]
     ) -> None:
         self.offsets = range(0)
-        """Where the messages are, when the transaction is committed."""
+        """The offsets of the messages, once the transaction is committed."""
         self._begin = begin
         self._check = check
         self._stage: Stage | None = None
@@ -337,29 +340,29 @@ class Transaction:
         self._over = False
 
     async def put(self, payload: bytes | str) -> None:
-        """Put one message behind those that were put before. Raises as `put_all`."""
+        """Put one message behind those that were put before. Raises the errors of `put_all`."""
         await self.put_all([payload])
 
     async def put_all(self, payloads: Iterable[bytes | str]) -> None:
-        """Put messages behind those that were put before; returns when they are safe.
+        """Put messages behind those that were put before; return when they are safe.
 
-        If this is cancelled, they belong to the transaction or not. Raises `BadValueError` if they are no messages, or
-        the transaction has ended.
+        If this call is cancelled, it is unknown whether they belong to the transaction. Raises `BadValueError` if they
+        are not messages, or the transaction has ended.
         """
-        given = [as_bytes("payload", one) for one in check_list("payloads", payloads)]
+        messages = [as_bytes("payload", payload) for payload in check_list("payloads", payloads)]
         if self._over:
             raise BadValueError("the transaction has ended: put messages before its block ends")
-        if not given:
+        if not messages:
             return
-        async with self._opening:  # those who wait go on in the order in which they came
+        async with self._opening:  # tasks that wait go on in the order in which they came
             stage = self._stage = self._stage or await self._open()
             if self._over:
                 raise BadValueError("the transaction has ended: put messages before its block ends")
-            tasks = stage.begin_puts(list(_pieces(given)))
+            tasks = stage.begin_puts(list(_pieces(messages)))
         await stage.wait(tasks)
 
     async def _open(self) -> Stage:
-        """Open a sequence; if the producer is not known any more, it begins again first: nothing was put before."""
+        """Open a sequence. If the node forgot the producer, begin it again first: no messages were put before."""
         try:
             producer = await self._begin(False)
             await producer.drop_left()
@@ -370,7 +373,7 @@ class Transaction:
         return await (await self._begin(True)).open()
 
     async def commit(self) -> None:
-        """Let all of them be part of the stream. It is done at the end of `async with`."""
+        """Make all messages part of the stream. The end of `async with` calls this."""
         self._over = True
         async with self._opening:
             stage = self._stage
@@ -381,11 +384,11 @@ class Transaction:
             return
         answer = await stage.producer._commit({stage.sequence: stage.count})
         base, self._stage = answer["base"], None
-        if base is not None:  # else others were committed since, and nobody knows it any more
+        if base is not None:  # None: another commit came since, so the offset is unknown
             self.offsets = range(base, base + stage.count)
 
     async def abandon(self) -> None:
-        """Let none of them be; what cannot be dropped now is dropped with the next transaction of the client."""
+        """Drop all messages. If the node cannot be reached, the next transaction of the client drops them."""
         self._over = True
         stage, self._stage = self._stage, None
         if stage is not None:
@@ -394,7 +397,7 @@ class Transaction:
 
 
 def _pieces(payloads: Sequence[bytes | str]) -> Iterable[Sequence[bytes | str]]:
-    """Messages, some at a time: as many as travel well together."""
+    """Split messages into pieces of about `PIECE_BYTES`."""
     at = size = 0
     for n, payload in enumerate(payloads, 1):
         size += len(payload)
@@ -417,10 +420,10 @@ async def begin(
     check_text("name", name)
     if session is not None:
         check_text("session", session, empty=False)
-    more: dict[str, Any] = {"epoch": epoch, "session": session}
-    more["keep"] = None if keep is None else list(check_list("keep", keep))
+    options: dict[str, Any] = {"epoch": epoch, "session": session}
+    options["keep"] = None if keep is None else list(check_list("keep", keep))
     if lifetime is not None and check_seconds("lifetime", lifetime) < math.inf:
-        more["lifetime"] = lifetime
-    given = {key: value for key, value in more.items() if value is not None}
-    answer = await client.admin("begin_producer", name=stream, producer=name, **given)
+        options["lifetime"] = lifetime
+    settings = {key: value for key, value in options.items() if value is not None}
+    answer = await client.admin("begin_producer", name=stream, producer=name, **settings)
     return Producer(client, stream, name, answer["epoch"], answer)

@@ -1,18 +1,20 @@
-"""What a client publishes: messages of many tasks, on their way together.
+"""Publish messages of a client: batch those of many tasks, send the batches, and send them again when that is safe.
 
 Rules:
 
-1. Those that come up in one turn of the event loop travel together, and those that come up while as many publishes of
-   the stream as may be are under way. They are sent in the order in which they came.
-2. Messages with IDs and messages without do not travel together: the first can be sent again when a connection is lost,
-   and the others cannot.
-3. What nobody waits for any more, and was never sent, is not sent. Pieces that are staged are: those behind them say
-   how many messages lie before them. They are not sent when the sequence is dropped.
-4. What was refused for want of a master, so that nothing was done, is sent again until its deadline, with or without
-   IDs. When all that is under way to the stream has been answered, the refused ones go again in their order; until then
-   nothing more is sent to it. The node refuses those that were on their way behind one that it has refused.
-5. With `acks="none"` whoever publishes waits only until it is sent. Nodes answer such publishes at once, and until they
-   do they count as under way: so what waits here is bounded by those who wait. They are never sent again.
+1. Messages that are published in one turn of the event loop travel as one batch, and so do messages that are published
+   while the stream has as many publishes under way as are allowed. They are sent in the order in which they came.
+2. Messages with IDs and messages without IDs do not travel together: only the former can be sent again when a
+   connection is lost.
+3. Messages that no task waits for any more, and that were never sent, are not sent. Staged pieces are sent all the
+   same, as pieces behind them say how many messages lie before them; they are not sent when the sequence is dropped.
+4. Publishes that were refused because there is no master, so that nothing was done, are sent again until their
+   deadline, with or without IDs. When all publishes under way to the stream are answered, the refused ones are sent
+   again in their order; until then nothing more is sent to the stream. The node refuses publishes that were on their
+   way behind one that it has refused.
+5. With `acks="none"` a task waits only until its publish is sent. Nodes answer such publishes at once, and they count
+   as under way until then: so the messages that wait here are bounded by the tasks that wait. They are never sent
+   again.
 """
 
 from __future__ import annotations
@@ -34,35 +36,35 @@ from railgun.transport.records import HEADER, build
 if TYPE_CHECKING:
     from railgun.client.client import Client
 
-UNDER_WAY: Final = 4  # publishes of a stream that are not answered
-ENOUGH: Final = 256 << 10  # bytes that do not wait for more
-MOST: Final = LARGEST - 4096  # bytes of one publish
-MOST_MESSAGES: Final = 20_000  # of one publish: that many fit, however long their IDs
-PER_MESSAGE: Final = 12  # bytes of a batch besides payload and ID
-SOON: Final = (0.05, 0.5)  # seconds until what had no master is tried again: at first, and at most
+MAX_UNDER_WAY: Final = 4  # publishes of a stream that are not answered
+FULL_BATCH_BYTES: Final = 256 << 10  # a batch of this size does not wait for more messages
+MAX_PUBLISH_BYTES: Final = LARGEST - 4096
+MAX_PUBLISH_MESSAGES: Final = 20_000  # this many fit, however long their IDs
+MESSAGE_OVERHEAD_BYTES: Final = 12  # bytes of a batch for each message, besides payload and ID
+RETRY_PAUSES_S: Final = (0.05, 0.5)  # pause after a refusal without a master: the first and longest
 Acks = Literal["quorum", "master", "all", "none"]
-_LEVELS: Final[dict[str, p.Acks]] = {
+_ACKS_VALUES: Final[dict[str, p.Acks]] = {
     "quorum": p.QUORUM, "master": p.MASTER, "all": p.ALL, "none": p.NONE,
 }  # fmt: skip
 
 
-def level(acks: str) -> p.Acks:
-    """When a publish is answered, as it is told to the node.
+def acks_value(acks: str) -> p.Acks:
+    """Return the wire value of an `acks` setting: when a node answers a publish.
 
-    >>> level("quorum"), level("all")
+    >>> acks_value("quorum"), acks_value("all")
     (0, 2)
-    >>> level("some")
+    >>> acks_value("some")
     Traceback (most recent call last):
     railgun.client.errors.StreamsError: acks is quorum, master, all or none, not 'some' (BAD_REQUEST)
     """
-    found = _LEVELS.get(acks) if isinstance(acks, str) else None
-    if found is None:
+    value = _ACKS_VALUES.get(acks) if isinstance(acks, str) else None
+    if value is None:
         raise StreamsError("BAD_REQUEST", f"acks is quorum, master, all or none, not {acks!r}")
-    return found
+    return value
 
 
 class Batch:
-    """Messages of one stream that wait to be sent, or to be answered."""
+    """Messages of one stream that are sent together; they wait to be sent, or to be answered."""
 
     __slots__ = (
         "acks", "again", "deadline", "frame", "futures", "headers", "ids", "payloads", "refusal", "safe", "size",
@@ -74,23 +76,21 @@ class Batch:
         self.topic = topic
         self.acks = acks
         self.safe = safe and acks != p.NONE
-        """Whether it can be sent twice without harm: all of its messages have IDs, or all together one."""
+        """Whether it can be sent twice without harm: each message has an ID, or all together have one."""
         self.payloads: list[bytes] = []
-        self.ids: list[bytes | None] = []  # of all messages, or none if none has one
+        self.ids: list[bytes | None] = []  # one for each message, or empty
         self.headers: list[bytes | None] = []
         self.futures: list[tuple[asyncio.Future[Any], int, float]] = []
-        """Who waits, for how many messages each, and until when."""
-        self.size = 0
-        self.deadline = math.inf  # the first one of its futures
-        self.together = False  # one ID for all of it
-        self.staging: p.Staging | None = None  # what it is staged for
-        self.wanted: Callable[[], bool] | None = (
-            None  # whether to send it though nobody waits for it
-        )
+        """The futures that wait: each with its number of messages and its deadline."""
+        self.size = 0  # bytes
+        self.deadline = math.inf  # the earliest deadline of the futures
+        self.together = False  # one ID for the whole batch
+        self.staging: p.Staging | None = None  # the sequence to stage the messages for
+        self.wanted: Callable[[], bool] | None = None  # whether to send it with no task waiting
         self.again = False  # whether it may have been stored before
-        self.refusal: StreamsError | None = None  # it was sent, and nothing was done
-        self.frame = 0  # its number in the present connection; 0: it is not in that
-        self.unsent = False  # it was not written before its connection was lost
+        self.refusal: StreamsError | None = None  # why the node did nothing
+        self.frame = 0  # number of its frame in this connection; 0: not sent in this connection
+        self.unsent = False  # the connection was lost before the frame was written
 
     def add(
         self,
@@ -99,57 +99,64 @@ class Batch:
         headers: Sequence[bytes | None] | None,
         size: int,
     ) -> None:
-        """More messages, of so many bytes."""
+        """Add messages; `size` is their size in bytes."""
         before = len(self.payloads)
         self.payloads += payloads
         self.size += size
-        for column, given in ((self.ids, ids), (self.headers, headers)):
-            if given or column:
+        for column, values in ((self.ids, ids), (self.headers, headers)):
+            if values or column:
                 column += [None] * (before - len(column))
-                column += given or [None] * len(payloads)
+                column += values or [None] * len(payloads)
 
     def wait(self, future: asyncio.Future[Any], count: int, deadline: float) -> None:
-        """Somebody waits for so many of them."""
+        """Register a future that waits for the next `count` messages, until `deadline`."""
         self.futures.append((future, count, deadline))
         if deadline < self.deadline:
             self.deadline = deadline
 
-    def fine(self, code: str) -> bool:
-        """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
+    def is_stored(self, code: str) -> bool:
+        """Return whether a message that was not stored now is in the stream nevertheless, and that is no error."""
         return code == "OK" or (self.again and code == "DUPLICATE_ID")
 
-    def takes(self, safe: bool, size: int, acks: p.Acks) -> bool:
-        """Whether more may be added, with IDs or without: who has one shares no fate with who has none."""
-        fits = self.size < ENOUGH and self.size + size <= MOST and self.acks == acks
+    def can_add(self, safe: bool, size: int, acks: p.Acks) -> bool:
+        """Return whether messages may be added.
+
+        Messages with and without IDs are never mixed, as only the former can be sent again; nor are settings of `acks`.
+        """
+        fits = (
+            self.size < FULL_BATCH_BYTES
+            and self.size + size <= MAX_PUBLISH_BYTES
+            and self.acks == acks
+        )
         alone = self.together or self.staging is not None
         return fits and not alone and self.safe == (safe and acks != p.NONE)
 
-    def apart(self) -> Iterable[Batch]:
-        """The messages of each who waits, as batches of their own."""
+    def split(self) -> Iterable[Batch]:
+        """Yield the messages of each future as a batch of its own."""
         at = 0
         for future, count, deadline in self.futures:
-            some = slice(at, at + count)
-            payloads, ids, headers = self.payloads[some], self.ids[some], self.headers[some]
+            part = slice(at, at + count)
+            payloads, ids, headers = self.payloads[part], self.ids[part], self.headers[part]
             at += count
-            one = Batch(self.stream, self.topic, self.safe, self.acks)
-            one.add(payloads, ids, headers, _size(payloads, ids, headers))
-            one.wait(future, count, deadline)
-            yield one
+            batch = Batch(self.stream, self.topic, self.safe, self.acks)
+            batch.add(payloads, ids, headers, _size(payloads, ids, headers))
+            batch.wait(future, count, deadline)
+            yield batch
 
     @property
-    def forsaken(self) -> bool:
-        """Whether nobody waits any more, and it is not to be sent either."""
+    def is_abandoned(self) -> bool:
+        """Whether no task waits any more, and the batch need not be sent."""
         if self.wanted is not None and self.wanted():
             return False
         return all(future.done() for future, _, _ in self.futures)
 
     def fail(self, error: Exception) -> None:
-        """It came to nothing: tell who waits."""
+        """Fail all futures with `error`."""
         for future, _, _ in self.futures:
-            tell(future, error)
+            fail_future(future, error)
 
-    def late(self, now: float) -> list[asyncio.Future[Any]]:
-        """Whose deadline has passed."""
+    def overdue(self, now: float) -> list[asyncio.Future[Any]]:
+        """Return the futures whose deadline has passed, and find the next deadline."""
         if self.deadline > now:
             return []
         self.deadline = min(
@@ -159,57 +166,57 @@ class Batch:
         return [future for future, _, deadline in self.futures if deadline < now]
 
 
-class _Held:
-    """A stream without a master: publishes that were refused, by their numbers."""
+class _Refused:
+    """The refused publishes of a stream without a master, by their numbers."""
 
     __slots__ = ("numbers", "pauses", "timer", "why")
 
     def __init__(self) -> None:
         self.why = ""
         self.numbers: set[int] = set()
-        self.pauses = Pauses(*SOON)
+        self.pauses = Pauses(*RETRY_PAUSES_S)
         self.timer: asyncio.TimerHandle | None = None
 
 
 class Publisher:
-    """All that a client publishes."""
+    """All publishes of a client."""
 
     def __init__(self, client: Client, numbers: Iterator[int]) -> None:
         self._client = client
         self._numbers = numbers
         self._waiting: dict[tuple[str, str], deque[Batch]] = {}  # all but the last are full
         self._under_way: dict[int, Batch] = {}
-        self._counts: dict[str, int] = {}  # of those, by their stream
-        self._held: dict[str, _Held] = {}
+        self._counts: dict[str, int] = {}  # publishes under way, by stream
+        self._held: dict[str, _Refused] = {}
 
     # ------------------------------------------------------------ the connection
 
     def resume(self) -> None:
-        """There is a connection: send what can be sent again, and what waits."""
+        """Use a new connection: send again what can be sent again, and send what waits."""
         for number, batch in list(self._under_way.items()):
             if batch.refusal is None and not batch.unsent:
                 batch.again = True
-            elif batch.forsaken:
+            elif batch.is_abandoned:
                 self._done(number)
                 continue
             batch.refusal = None
             batch.unsent = False
             try:
                 self._send_batch(number, batch)
-            except Exception as error:  # its own: the others go on
+            except Exception as error:  # only this batch fails
                 self._done(number).fail(error)
         for key in list(self._waiting):
             self._try_send(key)
 
     def go_on(self) -> None:
-        """The connection is known to be alive again: send what waits."""
+        """Send what waits, as the connection is known to be alive again."""
         for stream in list(self._held):
-            self._look_after(stream)
+            self._schedule_retry(stream)
         for key in list(self._waiting):
             self._try_send(key)
 
     def cut_off(self, error: StreamsError, written: int) -> None:
-        """The connection is lost; the first `written` frames had been written to it."""
+        """Handle the loss of the connection, to which the first `written` frames had been written."""
         for held in self._held.values():
             if held.timer is not None:
                 held.timer.cancel()
@@ -218,15 +225,15 @@ class Publisher:
             batch.unsent |= batch.refusal is None and batch.frame > written and batch.acks != p.NONE
             batch.frame = 0
             if self._client.closing or not (batch.refusal or batch.unsent):
-                self._failed(number, error)
+                self._fail_unless_safe(number, error)
 
-    def _failed(self, number: int, error: StreamsError) -> None:
-        """A publish came to nothing, or nobody knows; if it is safe, it will be sent again."""
+    def _fail_unless_safe(self, number: int, error: StreamsError) -> None:
+        """Fail a publish whose outcome is an error or unknown, unless it can be sent again safely."""
         if self._client.closing or not self._under_way[number].safe:
             self._done(number).fail(error)
 
     def close(self) -> None:
-        """What was never sent never will be."""
+        """Fail all publishes that were never sent."""
         closed = StreamsError("CLOSED", "the client is closed")
         for batch in self._batches():
             batch.fail(closed)
@@ -238,26 +245,26 @@ class Publisher:
         return itertools.chain(*self._waiting.values(), self._under_way.values())
 
     def pending(self) -> list[asyncio.Future[Any]]:
-        """All who wait."""
+        """Return the futures of all publishes that are not done."""
         waiting = (future for batch in self._batches() for future, _, _ in batch.futures)
         return [future for future in waiting if not future.done()]
 
     @property
-    def awaits(self) -> bool:
-        """Whether a publish that was sent is not answered."""
+    def awaits_answers(self) -> bool:
+        """Whether publishes that were sent are not answered yet."""
         return any(batch.refusal is None for batch in self._under_way.values())
 
     @property
-    def trouble(self) -> str:
-        """Why publishes that were sent are not stored yet, as far as a node has said; empty: no node has."""
+    def refusal_text(self) -> str:
+        """Why publishes that were sent are not stored yet, as a node reported it; empty if no node has."""
         return next((held.why for held in self._held.values() if held.why), "")
 
-    def late(self, now: float) -> list[tuple[asyncio.Future[Any], Exception]]:
-        """Those whose deadline has passed, and what they are to be told: what is known not to be stored says so."""
+    def overdue(self, now: float) -> list[tuple[asyncio.Future[Any], Exception]]:
+        """Return the futures whose deadline has passed, each with its error: the refusal, if nothing was stored."""
         return [
             (future, TimeoutError() if batch.again else batch.refusal or TimeoutError())
             for batch in self._batches()
-            for future in batch.late(now)
+            for future in batch.overdue(now)
         ]
 
     # ------------------------------------------------------------ sending
@@ -271,30 +278,32 @@ class Publisher:
         deadline: float,
         acks: p.Acks = p.QUORUM,
     ) -> list[asyncio.Future[Any]]:
-        """Publish messages, in as many publishes as it takes."""
+        """Publish messages, in as many publishes as necessary."""
         totals = list(itertools.accumulate(map(len, payloads)))
         futures, at, before = [], 0, 0
         while at < len(payloads):
-            end = min(bisect_left(totals, before + ENOUGH, at) + 1, at + MOST_MESSAGES)
-            some = ids[at:end] if ids else None
-            futures.append(self.put(stream, topic, payloads[at:end], some, None, deadline, acks))
+            end = min(
+                bisect_left(totals, before + FULL_BATCH_BYTES, at) + 1, at + MAX_PUBLISH_MESSAGES
+            )
+            part = ids[at:end] if ids else None
+            futures.append(self.put(stream, topic, payloads[at:end], part, None, deadline, acks))
             at, before = end, totals[min(end, len(totals)) - 1]
         return futures
 
     def put_one(
         self, stream: str, topic: str, payload: bytes, deadline: float, acks: p.Acks = p.QUORUM
     ) -> asyncio.Future[Any]:
-        """Publish one message without an ID or headers: in the shortest way, for most are so."""
-        line = self._waiting.get((stream, topic))
-        size = len(payload) + PER_MESSAGE
-        batch = line[-1] if line else None
-        if batch is None or batch.ids or batch.headers or not batch.takes(False, size, acks):
+        """Publish one message without an ID or headers. This is the shortest way, as most messages are such."""
+        queue = self._waiting.get((stream, topic))
+        size = len(payload) + MESSAGE_OVERHEAD_BYTES
+        batch = queue[-1] if queue else None
+        if batch is None or batch.ids or batch.headers or not batch.can_add(False, size, acks):
             return self.put(stream, topic, [payload], None, None, deadline, acks)
         batch.payloads.append(payload)
         batch.size += size
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.wait(future, 1, deadline)
-        if batch.size >= ENOUGH:
+        if batch.size >= FULL_BATCH_BYTES:
             self._try_send((stream, topic))
         return future
 
@@ -308,18 +317,18 @@ class Publisher:
         deadline: float,
         acks: p.Acks = p.QUORUM,
     ) -> asyncio.Future[Any]:
-        """Publish messages that belong to one who waits; the offsets are the future's."""
+        """Publish messages of one task; the future returns their offsets."""
         key = (stream, topic)
         size = _size(payloads, ids, headers)
-        line = self._line(key)
+        queue = self._queue(key)
         safe = ids is not None and all(ids)
-        if not line or not line[-1].takes(safe, size, acks):
-            line.append(Batch(stream, topic, safe, acks))
-        batch = line[-1]
+        if not queue or not queue[-1].can_add(safe, size, acks):
+            queue.append(Batch(stream, topic, safe, acks))
+        batch = queue[-1]
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.add(payloads, ids, headers, size)
         batch.wait(future, len(payloads), deadline)
-        if batch.size >= ENOUGH:
+        if batch.size >= FULL_BATCH_BYTES:
             self._try_send(key)
         return future
 
@@ -331,15 +340,15 @@ class Publisher:
         deadline: float,
         acks: p.Acks = p.QUORUM,
     ) -> asyncio.Future[Any]:
-        """Publish messages that are stored wholly or not at all."""
+        """Publish messages that are stored all together or not at all."""
         ids = [id, *[None] * (len(payloads) - 1)]
         batch = Batch(stream, "", True, acks)
         batch.together = True
         batch.add(payloads, ids, None, _size(payloads, ids, None))
-        line = self._line((stream, ""))
+        queue = self._queue((stream, ""))
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.wait(future, len(payloads), deadline)
-        line.append(batch)
+        queue.append(batch)
         return future
 
     def put_staged(
@@ -350,9 +359,9 @@ class Publisher:
         deadline: float,
         wanted: Callable[[], bool] | None = None,
     ) -> asyncio.Future[Any]:
-        """Stage messages, which nobody sees before their producer commits them; they may be sent again.
+        """Stage messages, which no consumer sees before their producer commits them; they may be sent again.
 
-        `wanted`: whether they are to be sent when nobody waits for them any more. Raises `StreamsError` with the code
+        `wanted`: returns whether to send them when no task waits for them any more. Raises `StreamsError` with the code
         `TOO_LARGE`.
         """
         check_size(payloads)
@@ -361,34 +370,34 @@ class Publisher:
         batch.add(payloads, None, None, _size(payloads, None, None))
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.wait(future, len(payloads), deadline)
-        self._line((stream, "")).append(batch)
+        self._queue((stream, "")).append(batch)
         self._try_send((stream, ""))
         return future
 
-    def _line(self, key: tuple[str, str]) -> deque[Batch]:
-        """What waits to be sent to a stream; it will be looked after."""
+    def _queue(self, key: tuple[str, str]) -> deque[Batch]:
+        """Return the batches that wait to be sent to a stream, and schedule their sending if there were none."""
         if self._client.closing:
             raise StreamsError("CLOSED", "the client is closed")
-        line = self._waiting.get(key)
-        if line is None:
-            line = self._waiting[key] = deque()
+        queue = self._waiting.get(key)
+        if queue is None:
+            queue = self._waiting[key] = deque()
             self._client.loop.call_soon(self._try_send, key)
-        return line
+        return queue
 
     def _try_send(self, key: tuple[str, str]) -> None:
-        """Send what waits, unless enough is under way and it is little."""
-        line = self._waiting.get(key)
-        while line and self._client.may_send():
+        """Send the batches that wait, unless enough publishes are under way and the next batch is small."""
+        queue = self._waiting.get(key)
+        while queue and self._client.may_send():
             held = self._held.get(key[0])
             if held is not None and held.numbers:
                 return
             under_way = self._counts.get(key[0], 0)
-            if under_way >= UNDER_WAY or (under_way > 1 and line[0].size < ENOUGH):
+            if under_way >= MAX_UNDER_WAY or (under_way > 1 and queue[0].size < FULL_BATCH_BYTES):
                 return
-            batch = line.popleft()
-            if not line:
+            batch = queue.popleft()
+            if not queue:
                 del self._waiting[key]
-            if batch.forsaken:
+            if batch.is_abandoned:
                 continue
             number = next(self._numbers)
             self._under_way[number] = batch
@@ -404,13 +413,13 @@ class Publisher:
                 if len(batch.futures) == 1:
                     batch.fail(error)
                     continue
-                line.extendleft(reversed(list(batch.apart())))  # one of them is wrong: which?
-                self._waiting[key] = line
+                queue.extendleft(reversed(list(batch.split())))  # one is invalid: find it
+                self._waiting[key] = queue
 
     def _send_batch(self, number: int, batch: Batch) -> None:
         blobs = [build(batch.payloads, batch.ids or None, batch.headers or None)]
         _check_bytes(len(blobs[0]))
-        told = p.Publish(
+        publish = p.Publish(
             request=number,
             stream=batch.stream,
             topic=batch.topic,
@@ -418,13 +427,13 @@ class Publisher:
             acks=batch.acks,
             staging=batch.staging,
         )
-        self._client.send(told, blobs)
+        self._client.send(publish, blobs)
         batch.frame = self._client.frames
 
     # ------------------------------------------------------------ answers
 
     def answered(self, answer: p.Published | p.Failed) -> bool:
-        """The node has said something; whether it is the answer to a publish."""
+        """Handle an answer of the node; return whether it is the answer to a publish."""
         if answer.request not in self._under_way:
             return False
         if isinstance(answer, p.Published):
@@ -433,40 +442,40 @@ class Publisher:
             error = StreamsError(answer.code, answer.text, answer.no_quorum)
             batch = self._under_way[answer.request]
             if answer.code == "CLOSED":
-                self._failed(answer.request, error)
+                self._fail_unless_safe(answer.request, error)
             elif batch.acks != p.NONE and self._client.tries_again(error, idempotent=batch.safe):
-                self._masterless(answer.request, error)
+                self._hold(answer.request, error)
             else:
                 self._done(answer.request).fail(error)
         return True
 
-    def _masterless(self, number: int, error: StreamsError) -> None:
-        """There was no master for a publish, or there is none any more: it is sent again."""
+    def _hold(self, number: int, error: StreamsError) -> None:
+        """Keep a publish that was refused because the stream has no master, to send it again."""
         batch = self._under_way[number]
         batch.again |= not error.nothing_done
         batch.refusal = error
-        held = self._held.setdefault(batch.stream, _Held())
+        held = self._held.setdefault(batch.stream, _Refused())
         held.why = str(error)
         held.numbers.add(number)
-        self._look_after(batch.stream)
+        self._schedule_retry(batch.stream)
 
-    def _look_after(self, stream: str) -> None:
-        """When all that is under way was refused, it is sent again after a while."""
+    def _schedule_retry(self, stream: str) -> None:
+        """Schedule the refused publishes of a stream to be sent again, if all that were under way are refused."""
         held = self._held.get(stream)
         if held is None or not held.numbers or held.timer is not None:
             return
         if len(held.numbers) >= self._counts[stream]:
-            held.timer = self._client.loop.call_later(held.pauses.next(), self._send_again, stream)
+            held.timer = self._client.loop.call_later(held.pauses.next(), self._retry, stream)
 
-    def _send_again(self, stream: str) -> None:
+    def _retry(self, stream: str) -> None:
         held = self._held[stream]
         held.timer = None
         if not self._client.may_send():
-            return  # with the next connection, or when this one is known to be alive
+            return  # `resume` or `go_on` sends later
         numbers, held.numbers = sorted(held.numbers), set()
         for number in numbers:
             batch = self._under_way[number]
-            if batch.forsaken:
+            if batch.is_abandoned:
                 self._done(number)
                 continue
             batch.refusal = None
@@ -477,7 +486,7 @@ class Publisher:
         self._counts[batch.stream] -= 1
         if batch.stream in self._held:
             self._held[batch.stream].numbers.discard(number)
-            self._look_after(batch.stream)
+            self._schedule_retry(batch.stream)
         for key in [key for key in self._waiting if key[0] == batch.stream]:
             self._client.loop.call_soon(self._try_send, key)
         return batch
@@ -485,15 +494,15 @@ class Publisher:
     def _published(self, answer: p.Published) -> None:
         batch = self._done(answer.request)
         if batch.stream in self._held and not self._held[batch.stream].numbers:
-            del self._held[batch.stream]  # there is a master again
+            del self._held[batch.stream]  # the stream has a master again
         count = len(batch.payloads)
         if not answer.stored and not answer.refused:  # ephemeral
-            for future, some, _ in batch.futures:
+            for future, size, _ in batch.futures:
                 if not future.done():
-                    future.set_result([answer.matched] * some)
+                    future.set_result([answer.matched] * size)
             return
         offsets: list[int] = list(range(answer.base, answer.base + count))
-        refused = {one.index: one for one in answer.refused}
+        refused = {refusal.index: refusal for refusal in answer.refused}
         if refused and batch.together:
             base = answer.refused[0].offset
             offsets = list(range(base, base + count))
@@ -501,19 +510,19 @@ class Publisher:
             following = itertools.count(answer.base)
             offsets = [refused[n].offset if n in refused else next(following) for n in range(count)]
         at = 0
-        for future, some, _ in batch.futures:
-            wrong = [
+        for future, size, _ in batch.futures:
+            errors = [
                 refused[n]
-                for n in range(at, at + some)
-                if n in refused and not batch.fine(refused[n].code)
+                for n in range(at, at + size)
+                if n in refused and not batch.is_stored(refused[n].code)
             ] if refused else []  # fmt: skip
             if future.done():
                 pass
-            elif wrong:
-                future.set_exception(_refusal(batch.stream, wrong[0], batch.ids[wrong[0].index]))
+            elif errors:
+                future.set_exception(_refusal(batch.stream, errors[0], batch.ids[errors[0].index]))
             else:
-                future.set_result(offsets[at : at + some])
-            at += some
+                future.set_result(offsets[at : at + size])
+            at += size
 
 
 def _size(
@@ -521,8 +530,8 @@ def _size(
     ids: Sequence[bytes | None] | None,
     headers: Sequence[bytes | None] | None,
 ) -> int:
-    """Bytes of messages, as they travel."""
-    size = sum(map(len, payloads)) + PER_MESSAGE * len(payloads)
+    """Return the size of messages in a publish, in bytes."""
+    size = sum(map(len, payloads)) + MESSAGE_OVERHEAD_BYTES * len(payloads)
     for column in (ids, headers):
         if column:
             size += sum(map(len, filter(None, column)))
@@ -531,24 +540,27 @@ def _size(
 
 def check_size(payloads: Sequence[bytes | str]) -> None:
     """Raise `StreamsError` with the code `TOO_LARGE` if messages without IDs and headers do not fit into a publish."""
-    size = sum(len(one.encode() if isinstance(one, str) else one) for one in payloads)
+    size = sum(len(text.encode() if isinstance(text, str) else text) for text in payloads)
     _check_bytes(HEADER + 4 * len(payloads) + size)
 
 
 def _check_bytes(size: int) -> None:
-    if size > MOST:
-        raise StreamsError("TOO_LARGE", f"{size:,} bytes at once: {MOST:,} are the most")
+    if size > MAX_PUBLISH_BYTES:
+        raise StreamsError(
+            "TOO_LARGE",
+            f"{size:,} bytes are too many for one publish: the most are {MAX_PUBLISH_BYTES:,}",
+        )
 
 
-def tell(future: asyncio.Future[Any], error: Exception) -> None:
-    """Somebody waits for what has come to nothing."""
+def fail_future(future: asyncio.Future[Any], error: Exception) -> None:
+    """Fail a future with `error`, unless it is done."""
     if not future.done():
         future.set_exception(error)
-        future.exception()  # who does not wait for it need not hear of it
+        future.exception()  # no warning if no task waits for the future
 
 
 def _refusal(stream: str, refused: p.Refused, id: bytes | None) -> StreamsError:
-    """Return what to say of a message that a node did not store because of its ID."""
+    """Return the error for a message that a node did not store because of its ID."""
     shown = (id or b"").decode("utf-8", "backslashreplace")
     if refused.code == "DUPLICATE_ID":
         return DuplicateIdError(

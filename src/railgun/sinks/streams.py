@@ -1,25 +1,26 @@
-"""Write to persistent streams of a node from a flow, exactly once.
+"""Write items of a flow to persistent streams of a node, exactly once.
 
 Rules:
 
 1. The sink is a *producer* of its stream (`client.producer`), named by the directory of the snapshots, the flow and the
-   step; its epoch is the generation. What a worker writes between two snapshots is staged under a sequence. To
-   *prepare* is to wait until all of it is safe on the node.
-2. To *commit* is to let the node make it part of the stream: at once, and once. A commit may be repeated for as long as
-   there is the stream. What is neither staged nor committed is an error (`LOST_OUTPUT`), and so is what was staged for
-   a stream that was deleted and made anew: the token has the stream's identity.
-3. A generation that begins fences the ones before it, commits what its snapshot holds, and drops what else they have
-   staged. Other jobs of the same flow have other directories, and are other producers.
-4. What a snapshot of an older Railgun holds was staged another way, and is recovered by that
-   (`sinks.old_staged_streams`).
-5. One worker commits what all have staged for a snapshot, in one commit. Items of one key stay in order: when a rescale
-   brings keys to a worker, it begins another sequence, and sequences are committed in the order of the rescales
-   they began with. A worker that keys leave writes on under the sequence it has, which comes before.
-6. A sink waits as a source does (rule 4 of `sources.streams`). What was sent keeps its order: the client sends it again
-   itself as long as roles change or nodes are gone. Pieces that were refused for another reason that may pass are sent
-   again one by one, if none behind them was stored.
+   step; its epoch is the generation. Items that a worker writes between two snapshots are staged for one sequence. To
+   *prepare* is to wait until all of them are safe on the node.
+2. To *commit* is to let the node make the staged items part of the stream: all together, and once. A commit
+   may be repeated for as long as the stream exists. If items are neither staged nor committed, that is an error
+   (`LOST_OUTPUT`). So are items staged for a stream that was deleted and created anew: the token has the stream's
+   identity.
+3. A generation that begins fences earlier generations, commits what its snapshot holds, and drops all else that they
+   have staged. Other jobs of the same flow have other directories, and are other producers.
+4. Snapshots of older versions of Railgun hold output that was staged another way; `sinks.old_staged_streams` recovers
+   that.
+5. One worker commits what all workers have staged for a snapshot, in one commit. Items of one key stay in order: when
+   a rescale brings keys to a worker, it begins another sequence, and sequences are committed in the order of the
+   rescales they began with. A worker that loses keys continues with its sequence, which is committed before.
+6. A sink waits as a source does (rule 4 of `sources.streams`). Pieces that were sent keep their order: the client
+   itself sends them again as long as roles change or nodes are gone. Pieces that were refused for another reason that
+   may pass are sent again one by one, if no piece behind them was stored.
 
-At least once, and in a flow without snapshots, items are published as they come.
+With at-least-once delivery, and in a flow without snapshots, items are published as they come.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 from railgun.sources.streams import REPLACED, named
 
-PIECE: Final = 256 << 10  # bytes published at once
+PIECE_BYTES: Final = 256 << 10  # bytes published at once
 T = TypeVar("T")
 _Future: TypeAlias = "concurrent.futures.Future[Any]"
 
@@ -61,14 +62,14 @@ _ENCODE: Final[dict[str, Callable[[Any], bytes]]] = {
 }
 
 
-class _Patient(RetryingClient):
-    """The calls of a source or sink to its node, also those that commit what snapshots hold."""
+class _SinkClient(RetryingClient):
+    """The calls of a sink to its node, with those that commit the output of snapshots."""
 
     def check_identity(self, tokens: Sequence[Token]) -> None:
-        """Raise `LostOutputError` if a stream that output was staged for has been deleted and made anew since.
+        """Raise `LostOutputError` if a stream that output was staged for was deleted and created anew since.
 
         The new stream gives the same sequences again, to other output. Nodes that know no identities of streams are
-        believed.
+        trusted.
         """
         now: dict[str, str] = {}
         for token in tokens:
@@ -79,38 +80,38 @@ class _Patient(RetryingClient):
                 raise self._lost(token, _replaced(target))
 
     def _lost(self, token: Token, why: str) -> LostOutputError:
-        """Return the error of a token that cannot be committed any more, with what to do."""
-        step = token.get("step", "STEP")  # older versions did not note it
+        """Return the error for a token that can no longer be committed, with what to do."""
+        step = token.get("step", "STEP")  # tokens of older versions have no step
         return LostOutputError(
             f"{self.who}: output of a whole snapshot is lost: {why}. Begin with a later snapshot, or drop the output "
             f"of this sink: {drop_either_way(step)}"
         )
 
     def commit_staged(self, tokens: Sequence[Token]) -> None:
-        """Commit tokens, those of one producer all at once, and in the order of rescales, however long it takes."""
+        """Commit tokens, those of one producer together, and in the order of rescales, however long it takes."""
         producers: dict[tuple[str, str, int, str], list[Token]] = {}
         for token in tokens:
             producer = token["target"], token["producer"], token["epoch"], token["identity"]
             producers.setdefault(producer, []).append(token)
-        for (stream, name, epoch, identity), mine in producers.items():
-            parts = [part for token in mine for part in token["parts"]]
-            told = {"name": stream, "producer": name, "epoch": epoch, "identity": identity}
-            told["counts"] = {str(sequence): count for _, sequence, count in parts}
-            told["order"] = [sequence for _, sequence, _ in sorted(parts)]
+        for (stream, name, epoch, identity), own in producers.items():
+            parts = [part for token in own for part in token["parts"]]
+            commit = {"name": stream, "producer": name, "epoch": epoch, "identity": identity}
+            commit["counts"] = {str(sequence): count for _, sequence, count in parts}
+            commit["order"] = [sequence for _, sequence, _ in sorted(parts)]
             try:
-                self.admin("commit_sequences", **told)
+                self.admin("commit_sequences", **commit)
             except StreamsError as error:
                 if error.code == REPLACED:
-                    raise self._lost(mine[0], _replaced(stream)) from error
+                    raise self._lost(own[0], _replaced(stream)) from error
                 if error.code in ("LOST_OUTPUT", "NO_PRODUCER"):
-                    raise self._lost(mine[0], str(error)) from error
+                    raise self._lost(own[0], str(error)) from error
                 raise
 
     def commit_again(self, tokens: Sequence[Token]) -> None:
         """Commit what other producers have staged, also if a later epoch of one has begun since.
 
-        A complete snapshot has decided it. The later epoch has committed it, or was to; if it dropped it instead, that
-        is `LOST_OUTPUT`.
+        A complete snapshot has decided these commits. The later epoch has committed the output, or was to; if it
+        dropped the output instead, that is `LOST_OUTPUT`.
         """
         try:
             self.commit_staged(tokens)
@@ -119,9 +120,9 @@ class _Patient(RetryingClient):
                 raise
             streams = {token["target"] for token in tokens}
             epochs = {
-                (stream, known["name"]): known["epoch"]
+                (stream, state["name"]): state["epoch"]
                 for stream in streams
-                for known in self.admin("producers", name=stream)
+                for state in self.admin("producers", name=stream)
             }
             self.commit_staged(
                 [
@@ -136,14 +137,14 @@ def _replaced(stream: str) -> str:
 
 
 class StreamSink(TwoPhaseSink[Any]):
-    """Items as messages of a persistent stream, which is made if need be.
+    """Write items as messages to a persistent stream, which is created if it does not exist.
 
     >>> StreamSink("totals", mode="perhaps")
     Traceback (most recent call last):
     railgun.flows.errors.ConnectorError: StreamSink('totals') delivers 'exactly-once' or ...
 
-    If the flow takes snapshots, messages appear with them, exactly once; `mode="at-least-once"` publishes them at once.
-    `settings` are those of the stream if it is made (`max_age=86400`).
+    If the flow takes snapshots, messages appear with each snapshot, exactly once; `mode="at-least-once"` publishes them
+    at once. `settings` are the settings of the stream if it is created (`max_age=86400`).
     """
 
     commits_together = True
@@ -175,63 +176,69 @@ class StreamSink(TwoPhaseSink[Any]):
         return f"StreamSink({self.name!r})"
 
     def open(self, place: Place) -> Writer[Any]:
-        """The writer of one worker."""
+        """Return the writer of one worker."""
         with named(str(self)):
             client = SHARED_CLIENTS.take(self.node)
             try:
-                node = _Patient(client, str(self))
+                node = _SinkClient(client, str(self))
                 node.ensure(self.name, **self.settings)
-                exactly = place.transactional and self.mode == "exactly-once"
+                transactional = place.transactional and self.mode == "exactly-once"
                 if (
-                    exactly
+                    transactional
                     and node.admin("describe", name=self.name)["settings"]["kind"] != "persistent"
                 ):
                     raise ConnectorError(
-                        f"{self}: the stream is ephemeral and keeps nothing; nothing can be exactly once there. Choose "
-                        "mode='at-least-once', or a persistent stream"
+                        f"{self}: the stream is ephemeral and stores nothing, so exactly-once delivery is impossible. "
+                        "Choose mode='at-least-once', or a persistent stream"
                     )
             except BaseException:
                 SHARED_CLIENTS.release(client)
                 raise
-        return _Staging(self, client, place) if exactly else _Publishing(self, client, place)
+        return _Staging(self, client, place) if transactional else _Publishing(self, client, place)
 
     def commit(self, token: Token) -> None:
-        """Let the node make what was staged part of the stream."""
+        """Make the staged output of a token part of the stream."""
         self.commit_all([token])
 
     def commit_all(self, tokens: Sequence[Token]) -> None:
-        """Let the node make what all workers staged part of the stream, all at once, results of each key in order."""
+        """Make the staged output of all workers part of the stream, all together; results of each key stay in order."""
         with named(f"{self}, commit"), SHARED_CLIENTS.use(self.node) as client:
-            node = _Patient(client, f"{self}, commit")
+            node = _SinkClient(client, f"{self}, commit")
             for token in tokens:
                 if "staged" in token:
                     commit_older(node, token, suspicious=False)
             node.commit_staged([token for token in tokens if "staged" not in token])
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Commit these, and drop what else older generations have staged; for a flow without a store of its own."""
+        """Commit `tokens`, and drop what else older generations have staged, in a flow without a store of its own."""
         self.recover_at(Place(flow, step, 0, generation, transactional=True), tokens)
 
     def recover_at(self, place: Place, tokens: Sequence[Token]) -> None:
-        """Fence older generations, commit these, and drop what else they have staged."""
-        mine = producer_of(place)
+        """Fence older generations, commit `tokens`, and drop what else these generations have staged."""
+        producer = producer_of(place)
         with named(f"{self}, recovery"), SHARED_CLIENTS.use(self.node) as client:
-            node = _Patient(client, f"{self}, recovery")
+            node = _SinkClient(client, f"{self}, recovery")
             node.ensure(self.name, **self.settings)
             node.check_identity([token for token in tokens if "staged" not in token])
-            own = [t for t in tokens if t.get("producer") == mine and t["target"] == self.name]
+            own = [
+                token
+                for token in tokens
+                if token.get("producer") == producer and token["target"] == self.name
+            ]
             keep = [sequence for token in own for _, sequence, _ in token["parts"]]
-            node.begin(self.name, mine, place.generation, keep=keep)
+            node.begin(self.name, producer, place.generation, keep=keep)
             node.commit_staged([{**token, "epoch": place.generation} for token in own])
             for token in tokens:
                 if "staged" in token:
                     commit_older(node, token, suspicious=True)
-            # Of another directory, or another target:
-            node.commit_again([t for t in tokens if "staged" not in t and t not in own])
+            # Tokens of another directory, or another target:
+            node.commit_again(
+                [token for token in tokens if "staged" not in token and token not in own]
+            )
 
 
 def producer_of(place: Place) -> str:
-    """Return the name of the producer that a step of a flow is to its stream.
+    """Return the name under which a step of a flow is a producer of its stream.
 
     >>> producer_of(Place("orders", "totals", 0, 1, store="5f3a"))
     '5f3a/orders/totals'
@@ -248,9 +255,9 @@ class _Piece(NamedTuple):
 
 
 class _Pieces:
-    """Pieces on their way into a stream, in order, each once: the client may send one again by its ID."""
+    """Pieces on their way into a stream, in order, each once: the client may send a piece again by its ID."""
 
-    def __init__(self, node: _Patient, stream: str, ids: str) -> None:
+    def __init__(self, node: _SinkClient, stream: str, ids: str) -> None:
         self.stream = stream
         self.count = 0
         self._node = node
@@ -259,7 +266,7 @@ class _Pieces:
         self._number = 0
 
     def add(self, payloads: list[bytes]) -> None:
-        """One more."""
+        """Send one more piece, after waiting for the first if too many are under way."""
         while len(self._under_way) >= UNDER_WAY:
             self._first()
         id = f"{self._ids}/{self._number}"
@@ -269,18 +276,18 @@ class _Pieces:
         self.count += len(payloads)
 
     def wait(self) -> None:
-        """Until all are on disk."""
+        """Wait until all pieces are on disk."""
         while self._under_way:
             self._first()
 
     def _first(self) -> None:
-        """Wait for the first piece under way; it is sent again if it was refused for a reason that may pass."""
+        """Wait for the first piece under way; send it again if it was refused for a reason that may pass."""
         first = self._under_way[0]
         try:
             self._node.outcome(first.stored)
         except StreamsError as error:
             if not error.may_pass or any(map(self._is_stored, self._under_way)):
-                raise  # pieces would change their order
+                raise  # to send them again would change the order of pieces
             for piece in self._under_way:
                 self._node.publish(self.stream, piece.payloads, piece.id.encode())
             self._under_way.clear()
@@ -299,38 +306,40 @@ class _Pieces:
 
 
 class _Encoding(TwoPhaseWriter[Any]):
-    """Makes payloads of items, and pieces of payloads."""
+    """Encodes items as payloads, and cuts payloads into pieces."""
 
     def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
         self.sink = sink
         self.client = client
         self.place = place
-        self.node = _Patient(client, f"sink {place.step!r}, {sink}")
+        self.node = _SinkClient(client, f"sink {place.step!r}, {sink}")
         self._encode = _ENCODE[sink.format]
         self._waiting: list[bytes] = []
         self._size = 0
         self._closed = False
 
     def write(self, items: Sequence[Any]) -> None:
-        made = encoded(self._encode, items, self.place.step, "publish", f"as {self.sink.format}")
-        self._waiting += made
-        self._size += sum(map(len, made))
-        if self._size >= PIECE:
+        payloads = encoded(
+            self._encode, items, self.place.step, "publish", f"as {self.sink.format}"
+        )
+        self._waiting += payloads
+        self._size += sum(map(len, payloads))
+        if self._size >= PIECE_BYTES:
             self.send()
 
     def send(self) -> None:
-        """Let all go that waits."""
+        """Send all payloads that wait, as pieces."""
         at = size = 0
         with self.named():
             for n, payload in enumerate(self._waiting, 1):
                 size += len(payload)
-                if size >= PIECE or n == len(self._waiting):
+                if size >= PIECE_BYTES or n == len(self._waiting):
                     self.pieces().add(self._waiting[at:n])
                     at, size = n, 0
         self._waiting, self._size = [], 0
 
     def pieces(self) -> _Pieces | StagedPieces:
-        """Where to."""
+        """Return where to send pieces."""
         raise NotImplementedError
 
     def prepare(self, snapshot: int) -> Token | None:
@@ -346,7 +355,7 @@ class _Encoding(TwoPhaseWriter[Any]):
 
 
 class _Publishing(_Encoding):
-    """Lets others see messages as they come."""
+    """Publishes messages as they come."""
 
     def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
         super().__init__(sink, client, place)
@@ -361,7 +370,7 @@ class _Publishing(_Encoding):
             self._pieces.wait()
 
     def cut(self, snapshot: int) -> Callable[[], Token | None]:
-        """Nothing is left to commit, but what the snapshot says was written has to be on disk."""
+        """Wait until all is on disk, as the snapshot says that it was written; nothing is left to commit."""
         self.flush()
         return lambda: None
 
@@ -374,18 +383,16 @@ class _Publishing(_Encoding):
 
 
 class _Staging(_Encoding):
-    """Stages messages with the node, for the next snapshot."""
+    """Stages messages on the node, for the next snapshot."""
 
     def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
         super().__init__(sink, client, place)
         self._name = producer_of(place)
         with self.named():
             self._producer = self.node.begin(sink.name, self._name, place.generation)
-        self._rescale = 0  # the last one that brought keys
+        self._rescale = 0  # the last rescale that brought keys
         self._staged: StagedPieces | None = None
-        self._before: list[
-            tuple[int, StagedPieces]
-        ] = []  # what was staged before rescales of this snapshot
+        self._before: list[tuple[int, StagedPieces]] = []  # sequences that rescales have ended
 
     def pieces(self) -> StagedPieces:
         if self._staged is None:
@@ -396,7 +403,7 @@ class _Staging(_Encoding):
         self.send()
 
     def keys_arrive(self, rescale: int) -> None:
-        """Begin another sequence: those of a later rescale are committed behind those of all workers before it."""
+        """Begin another sequence: those of a later rescale are committed after those of all workers before it."""
         self.send()
         if self._staged is not None:
             self._before.append((self._rescale, self._staged))
@@ -419,10 +426,10 @@ class _Staging(_Encoding):
             "parts": [[rescale, part.stage.sequence, part.count] for rescale, part in parts],
         }
 
-        def rest() -> Token:
+        def finish() -> Token:
             with self.named():
                 for _, part in parts:
                     part.wait()
             return token
 
-        return rest
+        return finish

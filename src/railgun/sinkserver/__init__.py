@@ -1,4 +1,4 @@
-"""A process outside of a flow that puts what the flow writes into files or tables, exactly once."""
+"""A process outside of flows that writes their results to files or tables, exactly once (`railgun sink`)."""
 
 from typing import TYPE_CHECKING
 

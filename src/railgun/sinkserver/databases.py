@@ -1,19 +1,19 @@
-"""Databases of a `TableTarget`: what it needs of them, and SQLite and PostgreSQL.
+"""Databases of a `TableTarget`: the interface, and its implementations for SQLite and PostgreSQL.
 
 Rules:
 
-1. A transaction is kept or rolled back as a whole; whatever goes wrong between the two rolls it back.
-2. Errors are `RefusedError` for a row the database does not take, with the row and if it is known the column; all else
-   is a `TargetError`, and the next transaction begins with a new connection.
+1. A transaction is committed or rolled back as a whole; any error before the end rolls it back.
+2. A row that the database does not take raises `RefusedError`, with the row and, if known, the column; all other errors
+   are `TargetError`, and the next transaction begins with a new connection.
 3. Names are quoted, values are never in the text of a statement.
-4. What is committed survives a loss of power, whatever the database does by default. SQLite: `synchronous=EXTRA`, since
-   its commit is a file that is deleted, which FULL does not make safe. PostgreSQL: `synchronous_commit` is not off.
-5. Nobody is waited for longer than `LOCKED` seconds: then it is an error that may pass. `interrupt` ends what is being
-   waited for, from any thread.
-6. A connection that was lost while nothing was done is made anew, without an error; so is one to a file of SQLite
-   that somebody has taken away or replaced.
-7. A value is stored as it is, or refused. Where a database would take another in its place (text that looks like a
-   number, NaN, an integer as a real that cannot hold it) it is not asked.
+4. Committed data survives a loss of power, whatever the database does by default. SQLite: `synchronous=EXTRA`, since
+   its commit deletes a file, which FULL does not sync. PostgreSQL: `synchronous_commit` is not off.
+5. A lock is waited for at most `LOCK_TIMEOUT_S` seconds; then the error is one that may pass. `interrupt` ends a wait,
+   from any thread.
+6. A connection that was lost while it was idle is opened again, without an error; so is a connection to a file of
+   SQLite that was removed or replaced.
+7. A value is stored as it is, or refused. Where a database would store a different value (a number for text that looks
+   like one, NULL for NaN, a real that cannot hold the integer), the database is not asked.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     import psycopg
 
 APPLIED: Final = "railgun_applied"
-LOCKED: Final = 10.0
+LOCK_TIMEOUT_S: Final = 10.0
 Kind = Literal["whole", "real", "exact", "boolean", "text", "json", "list", "single"]
-_MARK: Final = (
+_MARK_SQL: Final = (
     f"INSERT INTO {APPLIED} (target, txn) SELECT %s, %s WHERE NOT EXISTS "
     f"(SELECT 1 FROM {APPLIED} WHERE target = %s AND txn = %s) ON CONFLICT DO NOTHING"
 )
-_FORGET: Final = (
+_FORGET_SQL: Final = (
     f"DELETE FROM {APPLIED} WHERE target = %s AND number < (SELECT min(number) FROM "
     f"(SELECT number FROM {APPLIED} WHERE target = %s ORDER BY number DESC LIMIT %s) AS last)"
 )
 
 
 def quoted(name: str) -> str:
-    """A name in SQL.
+    """Quote a name for SQL.
 
     >>> print(quoted('na"me'))
     "na""me"
@@ -59,7 +59,7 @@ def quoted(name: str) -> str:
 
 
 def quoted_table(name: str) -> str:
-    """The name of a table in SQL, which may have a schema before it.
+    """Quote the name of a table for SQL; it may have a schema before it.
 
     >>> print(quoted_table("public.totals"))
     "public"."totals"
@@ -77,82 +77,82 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its type, as the database calls it, and what it is for."""
+    """A column: its type, as the database calls it, and the kind of values it takes."""
 
     type: str
     kind: Kind
     numeric: bool = False
-    """Whether text that looks like a number becomes one."""
+    """Whether the database turns text that looks like a number into a number."""
 
 
 class Transaction(ABC):
-    """What is done in one transaction of a database."""
+    """The statements of one transaction of a database."""
 
     @abstractmethod
     def run(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """A statement; how many rows it touched."""
+        """Execute a statement; return how many rows it changed."""
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, Column] | None:
-        """The columns of a table; None if there is none."""
+        """Return the columns of a table; None if the table does not exist."""
 
     @abstractmethod
-    def looks_around(self, table: str) -> bool:
-        """Whether it may depend on other rows of the table if one is taken: keys, references to itself, triggers."""
+    def depends_on_other_rows(self, table: str) -> bool:
+        """Return whether other rows of the table may decide if a row is taken: keys, references to itself, triggers."""
 
     @abstractmethod
     def insert_all(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
-        """One statement for many rows."""
+        """Execute one statement for many rows."""
 
     @abstractmethod
-    def told(self, error: Exception) -> tuple[str, str | None] | None:
-        """What the database says of a row it refuses, and of which column; None if the error is no such thing."""
+    def refusal(self, error: Exception) -> tuple[str, str | None] | None:
+        """Return why the database refuses a row, and the column if known; None for any other error."""
 
     placeholder: str
 
     def name(self, quoted: str) -> str:
-        """A name in a statement that has placeholders."""
+        """Escape a quoted name for a statement that has placeholders."""
         return quoted
 
-    def tried(self) -> None:  # noqa: B027
-        """What the database looks at when a transaction ends, is looked at now: `RefusedError`, without a row."""
+    def check_deferred(self) -> None:  # noqa: B027
+        """Check now the constraints that are deferred to the end; raise `RefusedError`, without a row."""
 
-    def at_once(self) -> None:  # noqa: B027
-        """From now on nothing is left for the end."""
+    def check_immediately(self) -> None:  # noqa: B027
+        """Check all constraints immediately from now on, and defer none to the end."""
 
     def insert(self, table: str, rows: list[dict[str, Any]]) -> None:
-        """Rows, in this order; `RefusedError` for the first that cannot be."""
-        for shape, some, first in _of_one_shape(rows):
+        """Insert rows, in this order; raise `RefusedError` for the first that is refused."""
+        for shape, batch, first in _runs_of_same_columns(rows):
             marks = ", ".join([self.placeholder] * len(shape))
             sql = f"INSERT INTO {self.name(quoted_table(table))} ({self.name(', '.join(map(quoted, shape)))}) "
             sql += f"VALUES ({marks})"
             self.run("SAVEPOINT railgun_rows")
             try:
-                self.insert_all(sql, some)
+                self.insert_all(sql, batch)
             except Exception as error:
-                if self.told(error) is None:
+                if self.refusal(error) is None:
                     raise
                 self.run("ROLLBACK TO SAVEPOINT railgun_rows")
-                self._find(sql, some, first)
+                self._raise_for_row(sql, batch, first)
                 raise
             self.run("RELEASE SAVEPOINT railgun_rows")
 
-    def _find(self, sql: str, rows: list[tuple[Any, ...]], first: int) -> None:
-        """Which row it is."""
+    def _raise_for_row(self, sql: str, rows: list[tuple[Any, ...]], first: int) -> None:
+        """Insert rows one by one, to raise `RefusedError` for the one that is refused."""
         for n, row in enumerate(rows):
             try:
                 self.insert_all(sql, [row])
             except Exception as error:
-                told = self.told(error)
-                if told is None:
+                refusal = self.refusal(error)
+                if refusal is None:
                     raise
-                raise RefusedError(told[0], first + n, told[1]) from error
+                raise RefusedError(refusal[0], first + n, refusal[1]) from error
 
 
-def _of_one_shape(
+def _runs_of_same_columns(
     rows: list[dict[str, Any]],
 ) -> Iterator[tuple[tuple[str, ...], list[tuple[Any, ...]], int]]:
-    """Runs of rows that have the same columns, with the number of their first."""
+    """Yield runs of rows with the same columns: the columns, the values, and the number of the first row."""
     at = 0
     while at < len(rows):
         shape = tuple(rows[at])
@@ -164,34 +164,34 @@ def _of_one_shape(
 
 
 class Database(ABC):
-    """Where tables are."""
+    """A database that has tables."""
 
     types: ClassVar[Mapping[str, str]]
     make_applied: ClassVar[str]
     mark: ClassVar[str]
     forget: ClassVar[str]
-    longest_name: ClassVar[int] = 1 << 30
-    """Bytes of the name of a column; of a longer one the rest would be left off."""
+    max_name_bytes: ClassVar[int] = 1 << 30
+    """Maximum length of a column's name; the database would cut off the rest of a longer one."""
 
     @abstractmethod
     def transaction(self, keep: bool = True) -> contextlib.AbstractContextManager[Transaction]:
-        """A transaction; what is not to be kept is rolled back."""
+        """Open a transaction, which is committed at the end, or rolled back if not `keep`."""
 
     @abstractmethod
-    def fitting(self, column: Column, value: Any) -> Any:
-        """A value for a column; `ValueError` if it does not fit."""
+    def adapt(self, column: Column, value: Any) -> Any:
+        """Convert a value for a column; raise `ValueError` if it does not fit."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """From any thread: what is being done fails soon."""
+        """Make the current statement fail soon; may be called from any thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave it."""
+        """Close the connection; the next transaction opens a new one."""
 
 
 def open_database(url: str) -> Database:
-    """The database at a URL; nothing is connected yet."""
+    """Return the database at a URL, without connecting; raise `SinkError` for a URL that is none."""
     if url.startswith("sqlite:///"):
         path = unquote(url.removeprefix("sqlite:///"))
         if path in ("", ":memory:"):
@@ -224,7 +224,7 @@ def _fits_64(value: Any) -> bool:
 
 
 def _check(column: Column, value: Any) -> None:
-    """Whether a value of JSON is what a column is for, and can be there as it is."""
+    """Raise `ValueError` unless a column can store a JSON value as it is."""
     if column.kind == "json":
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         return
@@ -236,12 +236,12 @@ def _check(column: Column, value: Any) -> None:
     if column.kind != "exact" and not _fits_64(value):
         fits, expected = False, "a number of 64 bits"
     elif column.kind == "real" and type(value) is int and int(float(value)) != value:
-        fits, expected = False, "a number that is the same as a real"
+        fits, expected = False, "a number that a real can hold exactly"
     if not fits:
-        told = json.dumps(value)[:100]
-        raise ValueError(f"{told} does not fit {column.type}: {expected} is expected")
+        shown = json.dumps(value)[:100]
+        raise ValueError(f"{shown} does not fit {column.type}: {expected} is expected")
     if isinstance(value, str):
-        value.encode()  # half a pair of surrogates is no text
+        value.encode()  # raises for half a pair of surrogates
 
 
 # ---------------------------------------------------------------- SQLite
@@ -255,12 +255,14 @@ _SQLITE_KINDS: Final[Sequence[tuple[re.Pattern[str], Kind]]] = (
     (re.compile(r"char|clob|text"), "text"),
     (re.compile(r""), "single"),
 )
-_KEPT_AS_TEXT: Final = re.compile(r"(?!.*int)(|.*(char|clob|text|blob).*)")  # its rules of affinity
+_KEPT_AS_TEXT: Final = re.compile(
+    r"(?!.*int)(|.*(char|clob|text|blob).*)"
+)  # SQLite's rules of affinity
 _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE | re.ASCII)
 
 
 def _sqlite_column(declared: str) -> Column:
-    """What SQLite makes of a declared type, which may be any words.
+    """Return the column for a declared type, which in SQLite may be any words.
 
     >>> _sqlite_column("STRING")
     Column(type='STRING', kind='single', numeric=True)
@@ -282,8 +284,8 @@ class _SQLite(Database):
         f"CREATE TABLE IF NOT EXISTS {APPLIED} (number INTEGER PRIMARY KEY AUTOINCREMENT, target TEXT NOT NULL, "
         "txn TEXT NOT NULL, UNIQUE (target, txn))"
     )
-    mark = _MARK.replace("%s", "?")
-    forget = _FORGET.replace("%s", "?")
+    mark = _MARK_SQL.replace("%s", "?")
+    forget = _FORGET_SQL.replace("%s", "?")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -296,7 +298,7 @@ class _SQLite(Database):
     @contextlib.contextmanager
     def transaction(self, keep: bool = True) -> Iterator[Transaction]:
         try:
-            db = self._begun()
+            db = self._begin_transaction()
             try:
                 yield _SQLiteTransaction(db)
                 db.execute("COMMIT" if keep else "ROLLBACK")
@@ -308,26 +310,26 @@ class _SQLite(Database):
             self.close()
             raise TargetError(f"{self}: {error}") from error
 
-    def _begun(self) -> sqlite3.Connection:
-        """A transaction has begun, in the file that is there: what is written to one that was taken away is gone."""
+    def _begin_transaction(self) -> sqlite3.Connection:
+        """Begin a transaction in the file at the path: writes to a file that was removed would be lost."""
         while True:
             if self._db is None:
                 self._file = None
                 self._db = sqlite3.connect(
-                    self.path, timeout=LOCKED, isolation_level=None, check_same_thread=False
+                    self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
                 )
                 self._db.execute("PRAGMA synchronous=EXTRA")
             self._db.execute("BEGIN IMMEDIATE")
-            there = None
+            current = None
             with contextlib.suppress(OSError):
-                found = os.stat(self.path)
-                there = found.st_dev, found.st_ino
-            if self._file in (None, there):
-                self._file = there
+                status = os.stat(self.path)
+                current = status.st_dev, status.st_ino
+            if self._file in (None, current):
+                self._file = current
                 return self._db
             self.close()
 
-    def fitting(self, column: Column, value: Any) -> Any:
+    def adapt(self, column: Column, value: Any) -> Any:
         if value is None:
             return None
         _check(column, value)
@@ -368,22 +370,22 @@ class _SQLiteTransaction(Transaction):
         self._db.executemany(sql, rows)
 
     def columns(self, table: str) -> dict[str, Column] | None:
-        return {row[1]: _sqlite_column(row[2]) for row in self._about("table_info", table)} or None
+        return {row[1]: _sqlite_column(row[2]) for row in self._pragma("table_info", table)} or None
 
-    def looks_around(self, table: str) -> bool:
+    def depends_on_other_rows(self, table: str) -> bool:
         schema, name = _schema(table)
         triggers = self._db.execute(
             f"SELECT 1 FROM {schema}sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower(?)",
             (name,),
         ).fetchall()
-        unique = any(row[2] for row in self._about("index_list", table))
-        return unique or bool(triggers) or any(row[5] for row in self._about("table_info", table))
+        unique = any(row[2] for row in self._pragma("index_list", table))
+        return unique or bool(triggers) or any(row[5] for row in self._pragma("table_info", table))
 
-    def _about(self, what: str, table: str) -> list[Any]:
+    def _pragma(self, pragma: str, table: str) -> list[Any]:
         schema, name = _schema(table)
-        return self._db.execute(f"PRAGMA {schema}{what}({quoted(name)})").fetchall()
+        return self._db.execute(f"PRAGMA {schema}{pragma}({quoted(name)})").fetchall()
 
-    def told(self, error: Exception) -> tuple[str, str | None] | None:
+    def refusal(self, error: Exception) -> tuple[str, str | None] | None:
         if not isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
             return None
         named = re.fullmatch(r"(?:NOT NULL|UNIQUE) constraint failed: \S+\.(\w+)", str(error))
@@ -391,7 +393,7 @@ class _SQLiteTransaction(Transaction):
 
 
 def _schema(table: str) -> tuple[str, str]:
-    """What stands before the name of a table in SQL, and the name."""
+    """Split the name of a table into the quoted schema with its dot, or nothing, and the name."""
     schema, _, name = table.rpartition(".")
     return f"{quoted(schema)}." if schema else "", name
 
@@ -413,7 +415,7 @@ WITH RECURSIVE found AS (
 SELECT attname, shown, CASE WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname END, typcategory::text
 FROM found JOIN pg_type ON oid = type WHERE typtype <> 'd' ORDER BY attnum
 """
-_LOOKS_AROUND: Final = """
+_DEPENDS_ON_OTHER_ROWS: Final = """
 SELECT relkind <> 'r' OR EXISTS (SELECT FROM pg_index WHERE indrelid = t.oid AND (indisunique OR indisexclusion))
     OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = t.oid AND contype = 'f' AND confrelid = conrelid)
     OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = t.oid AND NOT tgisinternal)
@@ -424,15 +426,9 @@ SELECT set_config('lock_timeout', %s, true),
     set_config('synchronous_commit', CASE how WHEN 'off' THEN 'on' ELSE how END, true)
 FROM current_setting('synchronous_commit') AS how
 """
-_OF_A_ROW: Final = (
-    "22",
-    "23",
-    "42",
-    "44",
-    "54",
-    "P0",
-)  # classes of errors: data, constraints, types, limits, triggers
-_OF_THE_TABLE: Final = ("42501", "42P01")  # it may not be written; it is gone
+# Classes of errors about a row: data, constraints, types, check options of views, limits, triggers.
+_ROW_ERROR_CLASSES: Final = ("22", "23", "42", "44", "54", "P0")
+_TABLE_ERRORS: Final = ("42501", "42P01")  # no permission to write the table; no such table
 
 
 class _PostgreSQL(Database):
@@ -443,9 +439,9 @@ class _PostgreSQL(Database):
         f"CREATE TABLE IF NOT EXISTS {APPLIED} (number bigserial PRIMARY KEY, target text NOT NULL, txn text NOT NULL, "
         "UNIQUE (target, txn))"
     )
-    mark = _MARK
-    forget = _FORGET
-    longest_name = 63
+    mark = _MARK_SQL
+    forget = _FORGET_SQL
+    max_name_bytes = 63
 
     def __init__(self, url: str) -> None:
         try:
@@ -466,7 +462,7 @@ class _PostgreSQL(Database):
     @contextlib.contextmanager
     def transaction(self, keep: bool = True) -> Iterator[Transaction]:
         try:
-            db = self._begun()
+            db = self._begin_transaction()
             try:
                 yield _PostgreSQLTransaction(db)
                 if keep:
@@ -481,10 +477,10 @@ class _PostgreSQL(Database):
             self.close()
             raise TargetError(f"{self}: {str(error).strip()}") from error
 
-    def _begun(self) -> psycopg.Connection[Any]:
-        """A transaction has begun. A connection from before may be lost by now, and nothing is lost with it."""
+    def _begin_transaction(self) -> psycopg.Connection[Any]:
+        """Begin a transaction. If an idle connection was lost, open a new one: nothing is lost with it."""
         while True:
-            known = self._db is not None
+            reused = self._db is not None
             try:
                 if self._db is None:
                     self._db = self._connect(
@@ -495,14 +491,14 @@ class _PostgreSQL(Database):
                         keepalives_count=3,
                         tcp_user_timeout=60_000,
                     )
-                self._db.execute(_plain(_BEGIN), (f"{1000 * LOCKED:.0f}",))
+                self._db.execute(_plain(_BEGIN), (f"{1000 * LOCK_TIMEOUT_S:.0f}",))
                 return self._db
             except self._lost:
                 self.close()
-                if not known:
+                if not reused:
                     raise
 
-    def fitting(self, column: Column, value: Any) -> Any:
+    def adapt(self, column: Column, value: Any) -> Any:
         if value is None:
             return None
         _check(column, value)
@@ -535,42 +531,42 @@ class _PostgreSQLTransaction(Transaction):
     def name(self, quoted: str) -> str:
         return quoted.replace("%", "%%")
 
-    def tried(self) -> None:
+    def check_deferred(self) -> None:
         self.run("SAVEPOINT railgun_tried")
         try:
-            self.at_once()
+            self.check_immediately()
         except Exception as error:
-            told = self.told(error)
-            if told is None:
+            refusal = self.refusal(error)
+            if refusal is None:
                 raise
-            raise RefusedError(told[0], None, told[1]) from error
-        self.run("ROLLBACK TO SAVEPOINT railgun_tried")  # from here on as it was before
+            raise RefusedError(refusal[0], None, refusal[1]) from error
+        self.run("ROLLBACK TO SAVEPOINT railgun_tried")  # constraints are deferred again
 
-    def at_once(self) -> None:
+    def check_immediately(self) -> None:
         self.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def columns(self, table: str) -> dict[str, Column] | None:
-        found = self._db.execute(_plain(_COLUMNS), (quoted_table(table),)).fetchall()
+        rows = self._db.execute(_plain(_COLUMNS), (quoted_table(table),)).fetchall()
         return {
             name: Column(shown, _POSTGRES_KINDS.get(type) or _CATEGORIES.get(category) or "single")
-            for name, shown, type, category in found
+            for name, shown, type, category in rows
         } or None
 
-    def looks_around(self, table: str) -> bool:
-        found = self._db.execute(_plain(_LOOKS_AROUND), (quoted_table(table),)).fetchone()
-        return found is not None and bool(found[0])
+    def depends_on_other_rows(self, table: str) -> bool:
+        row = self._db.execute(_plain(_DEPENDS_ON_OTHER_ROWS), (quoted_table(table),)).fetchone()
+        return row is not None and bool(row[0])
 
-    def told(self, error: Exception) -> tuple[str, str | None] | None:
+    def refusal(self, error: Exception) -> tuple[str, str | None] | None:
         import psycopg
 
         if not isinstance(error, psycopg.Error):
             return None
         state = error.sqlstate
-        if state is None:  # the driver refuses it, without asking
-            known = isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
+        if state is None:  # the driver refuses the row, without asking the database
+            is_refusal = isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
         else:
-            known = state[:2] in _OF_A_ROW and state not in _OF_THE_TABLE
-        if not known:
+            is_refusal = state[:2] in _ROW_ERROR_CLASSES and state not in _TABLE_ERRORS
+        if not is_refusal:
             return None
         detail = (error.diag.message_detail or "")[:200]
         key = re.match(r"Key \((\w+)\)=", detail)
@@ -580,5 +576,5 @@ class _PostgreSQLTransaction(Transaction):
 
 
 def _plain(sql: str) -> Any:
-    """SQL that was put together here: names in it are quoted, values are not in it."""
+    """Return SQL that was built here as a type psycopg takes: names in it are quoted, values are not in it."""
     return sql

@@ -1,18 +1,18 @@
-"""FileTarget: records as lines of one file that grows, each once.
+"""Append records to one file as lines, each once.
 
 Rules:
 
-1. The file is the target's. What was in it at the first start stays at its beginning.
-2. Beside it lies a journal, `.<name>.journal`: which transaction ends at which byte. An entry there is the commit. It
-   is written when the bytes are safe in the file.
-3. Names are made safe, too: of the file, the journal, and directories that were made for them.
-4. Bytes after the last entry belong to nobody: a crash has left them. They are cut off before anything is written.
-5. A file that is shorter than its journal says was changed by somebody else. Nothing is written then; the error says
-   what to do. So was a journal with whole entries after one that is not: a crash tears only the end. With it nothing is
-   begun, and the file stays as it is.
-6. One program at a time has the file.
-7. A reader may see lines before they are committed, or a part of one. The server has decided on them by then, and
-   begins with the same ones after a crash: what was seen once is there in the end, at the same place.
+1. The file belongs to the target. Content from before the first start stays at its beginning.
+2. A journal beside the file, `.<name>.journal`, says at which byte each transaction ends. An entry in it is the commit.
+   The entry is written when the bytes are safe in the file.
+3. The names of the file, of the journal, and of directories made for them are synced, too.
+4. Bytes after the last entry are left over from a crash. They are cut off before anything is written.
+5. A file that is shorter than its journal says was changed by another program. Then nothing is written, and the error
+   says what to do. A journal with complete entries after an incomplete one was changed too: a crash tears only the end.
+   Then the target does not open, and the file stays as it is.
+6. One program at a time writes the file.
+7. A reader may see lines, or a part of a line, before they are committed. The server has decided on them by then, and
+   writes the same lines again after a crash: a line that was seen once stays at the same place.
 """
 
 from __future__ import annotations
@@ -23,21 +23,29 @@ from typing import Final
 
 from railgun.sinks.staging import sync_directory
 from railgun.sinkserver.journal import Journal
-from railgun.sinkserver.targets import REMEMBERED, BadRecordError, Records, Target, TargetError
+from railgun.sinkserver.targets import (
+    REMEMBERED_TRANSACTIONS,
+    BadRecordError,
+    Records,
+    Target,
+    TargetError,
+)
 from railgun.storage.errors import LockedError
 from railgun.storage.lock import FileLock
 
-_LINES: Final = 10 * REMEMBERED  # of a journal, until it is written anew
+_REWRITE_LINES: Final = 10 * REMEMBERED_TRANSACTIONS
+"""Lines of the journal after which it is rewritten."""
 
 
 class FileTarget(Target):
-    """One file. `raw`: records as they are, without an end of line after each.
+    """A target that appends records to one file; with `raw` they are written without an end of line after each.
 
     >>> import tempfile
-    >>> from railgun.sinkserver.staged import Given
+    >>> from railgun.sinkserver.staged import InMemoryRecords
     >>> target = FileTarget(Path(tempfile.mkdtemp()) / "out.jsonl")
     >>> target.open()
-    >>> target.apply("t1", Given([b'{"a":1}', b'{"a":2}'])); target.apply("t1", Given([b'{"a":1}', b'{"a":2}']))
+    >>> records = InMemoryRecords([b'{"a":1}', b'{"a":2}'])
+    >>> target.apply("t1", records); target.apply("t1", records)
     >>> target.path.read_text()
     '{"a":1}\\n{"a":2}\\n'
     >>> target.close()
@@ -47,16 +55,16 @@ class FileTarget(Target):
         self.path = Path(path).absolute()
         self.raw = raw
         self.length = 0
-        """Bytes that are committed."""
+        """The number of bytes of the file that are committed."""
         self._journal: Journal | None = None
-        self._applied: dict[str, int] = {}  # which transaction ends where; the last ones
+        self._applied: dict[str, int] = {}  # the byte at which each of the last transactions ends
         self._lock: FileLock | None = None
 
     def __str__(self) -> str:
         return str(self.path)
 
     def open(self) -> None:
-        """Take the file, and cut off what a crash has left behind."""
+        """Lock the file, and cut off what a crash has left behind; raise `TargetError` if another sink writes it."""
         try:
             _make_directory(self.path.parent)
             if self._lock is None:
@@ -89,7 +97,7 @@ class FileTarget(Target):
         sync_directory(self.path.parent)
 
     def _opened(self) -> int:
-        """The file, as long as it is committed."""
+        """Open the file, and cut it to its committed length; raise `TargetError` if it is shorter."""
         new = not self.path.exists()
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -98,9 +106,9 @@ class FileTarget(Target):
             size = os.fstat(file).st_size
             if size < self.length:
                 raise TargetError(
-                    f"{self.path} has {size:,} bytes, and {self.length:,} were written: somebody has cut or replaced "
-                    f"it. Put it back; or stop the sink, and take away {self._beside('journal')} to begin with the "
-                    "file as it is"
+                    f"{self.path} has {size:,} bytes, and {self.length:,} were written: another program has cut or "
+                    f"replaced it. Restore it; or stop the sink, and remove {self._beside('journal')} to begin with "
+                    "the file as it is"
                 )
             if size > self.length:
                 os.ftruncate(file, self.length)
@@ -110,7 +118,7 @@ class FileTarget(Target):
         return file
 
     def check(self, records: Records) -> None:
-        """A record is one line."""
+        """Raise `BadRecordError` for a record with an end of line in it, unless the target is `raw`."""
         if self.raw:
             return
         number = 0
@@ -118,14 +126,14 @@ class FileTarget(Target):
             for at, record in enumerate(batch, number):
                 if b"\n" in record:
                     raise BadRecordError(
-                        f"record {at} has an end of line in it, and is to be one line of {self.path}: write it as JSON"
-                        ", or let the sink write raw bytes",
+                        f"record {at} contains an end of line, and each record is one line of {self.path}: write it as "
+                        "JSON, or write raw bytes (raw=True, --raw)",
                         at,
                     )
             number += len(batch)
 
     def apply(self, transaction: str, records: Records) -> None:
-        """Write the lines, then the entry that makes them count."""
+        """Append the lines, then the entry that commits them."""
         try:
             if self._journal is None:
                 self._recover()
@@ -136,11 +144,11 @@ class FileTarget(Target):
             end = self._append(records)
             journal.add({"txn": transaction, "end": end})
             self._applied[transaction] = self.length = end
-            if journal.lines > _LINES:
-                self._applied = dict(list(self._applied.items())[-REMEMBERED:])
+            if journal.lines > _REWRITE_LINES:
+                self._applied = dict(list(self._applied.items())[-REMEMBERED_TRANSACTIONS:])
                 journal.rewrite({"txn": t, "end": e} for t, e in self._applied.items())
         except BaseException as error:
-            self.close_journal()  # it is read anew
+            self.close_journal()  # the next call reads it again
             if isinstance(error, OSError):
                 raise self._error(error) from error
             raise
@@ -163,13 +171,13 @@ class FileTarget(Target):
         return TargetError(f"{self.path} cannot be written: {error.strerror or error}")
 
     def close_journal(self) -> None:
-        """Leave the journal; it is read anew when it is needed."""
+        """Close the journal; the next call that needs it reads it again."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
     def close(self) -> None:
-        """Leave the file to others."""
+        """Close the journal, and unlock the file."""
         self.close_journal()
         if self._lock is not None:
             self._lock.release()
@@ -177,7 +185,7 @@ class FileTarget(Target):
 
 
 def _make_directory(path: Path) -> None:
-    """A directory, and those it is in, each safe in the one above."""
+    """Make a directory and its parents, each synced in its parent."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir(exist_ok=True)

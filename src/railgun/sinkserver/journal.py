@@ -1,17 +1,18 @@
-"""A journal: short entries in a file that grows, of which the last one may be torn.
+"""Append short entries to a file, the journal, in which a crash can tear only the last entries.
 
-An entry is a line: eight hexadecimal digits, the CRC-32 of what follows; how many bytes before it were safe when it was
-written; and JSON. People can read it. The first line says how many of the next ones were written together with it.
+An entry is a line: eight hexadecimal digits, the CRC-32 of the rest; how many bytes before the line were safe when it
+was written; and JSON. People can read it. The first line says how many of the next lines were written together with it.
 
 Rules:
 
-1. `add` with `sync` returns when the entries are there for good.
-2. A line that is not whole, and all that follows it, is cut off when the journal is opened, if it was never promised: a
-   power cut may lose any part of what was not synced. If a line after it says that it was safe, or the first one
-   does, something else has changed the file. Then it stays as it is, and is not opened: what follows was promised.
-3. If an entry cannot be written, or not be synced, nobody knows what is on the disk: the journal takes no more
-   before `rewrite`, which is also how it is opened: after a failed sync the system may show what is not on the disk.
-4. `rewrite` puts other entries in place of all, wholly or not at all. If it fails, nobody knows which: rule 3.
+1. `add` with `sync` returns when the entries are safe on disk.
+2. An incomplete line and everything after it are cut off when the journal is opened, if the line was never promised: a
+   power cut may lose any part of the data that was not synced. If a later line, or the first one, says that the
+   incomplete line was safe, something else has changed the file. Then the file stays as it is, and `open` raises an
+   error: the entries that follow were promised.
+3. After an entry could not be written or synced, the content of the disk is unknown: the journal takes no more entries
+   before `rewrite`. `open` rewrites the journal, too: after a failed sync the system may show data that is not on disk.
+4. `rewrite` replaces all entries, completely or not at all. If it fails, it is unknown which: rule 3.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from zlib_ng.zlib_ng import crc32
 from railgun.ingest.errors import SinkError
 from railgun.sinks.staging import sync_directory
 
-_FIRST: Final = "together"  # in the first line: so many entries follow that were written with it
+_FIRST: Final = "together"  # key of the first line: the number of entries that were written with it
 _BEGIN: Final = re.compile(rb"[0-9a-f]{8} [0-9]+ ")
 
 
 class Journal:
-    """Entries on disk.
+    """The entries of one journal file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "journal"
@@ -49,13 +50,16 @@ class Journal:
         self.path = path
         self.lines = 0
         self.cut = 0
-        """Bytes that were cut off when it was opened."""
+        """Bytes that were cut off when the journal was opened."""
         self._file = -1
         self._size = self._safe = 0  # bytes of the file, and of these, synced
 
     @staticmethod
     def open(path: Path) -> tuple[Journal, list[Any]]:
-        """The journal in this file, which is made if there is none; and its entries."""
+        """Open the journal in this file, or make an empty one; return it with its entries.
+
+        Raise `SinkError` if the file is damaged in a way that no crash explains (rule 2).
+        """
         journal = Journal(path)
         try:
             entries, whole, size = _opened(path)
@@ -67,13 +71,13 @@ class Journal:
 
     @property
     def broken(self) -> bool:
-        """Whether something could not be written, so that it takes no more before `rewrite`."""
+        """Whether an entry could not be written, so that the journal takes no more before `rewrite`."""
         return self._file < 0
 
     def add(self, *entries: Any, sync: bool = True) -> None:
-        """Write these after those that are there."""
+        """Write entries at the end; raise `OSError` if they, or others before, could not be written."""
         if self._file < 0:
-            raise OSError(f"{self.path} could not be written before: open it anew")
+            raise OSError(f"{self.path} could not be written before: open it again")
         file, self._file = self._file, -1
         data = b"".join(line(entry, self._safe) for entry in entries)
         try:
@@ -90,7 +94,7 @@ class Journal:
         self.lines += len(entries)
 
     def rewrite(self, entries: Iterable[Any]) -> None:
-        """Put these in place of all."""
+        """Replace all entries by these."""
         lines = list(map(line, entries))
         data = b"".join((line({_FIRST: len(lines)}), *lines))
         self.close()
@@ -109,62 +113,61 @@ class Journal:
         self._size = self._safe = len(data)
 
     def close(self) -> None:
-        """Leave it."""
+        """Close the file; `rewrite` opens it again."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def line(entry: Any, safe: int = 0) -> bytes:
-    """An entry as it is written, after so many bytes that are safe."""
-    told = b"%d %s" % (safe, json.dumps(entry, separators=(",", ":")).encode())
-    return b"%08x %s\n" % (crc32(told), told)
+    """Return the line of an entry that is written when `safe` bytes before it are synced."""
+    content = b"%d %s" % (safe, json.dumps(entry, separators=(",", ":")).encode())
+    return b"%08x %s\n" % (crc32(content), content)
 
 
 def read(data: bytes) -> tuple[list[Any], int]:
-    """The entries up to the first that is not whole, and how many bytes they have."""
+    """Return the entries up to the first incomplete one, and how many bytes they have."""
     entries: list[Any] = []
     at = 0
     while (end := data.find(b"\n", at)) >= 0:
-        found = _entry(data[at:end])
-        if found is None:
+        entry = _entry(data[at:end])
+        if entry is None:
             break
-        entries.append(found[1])
+        entries.append(entry[1])
         at = end + 1
     return entries, at
 
 
 def _entry(text: bytes) -> tuple[int, Any] | None:
-    """How much was safe before this line, and what it says; None if it is not whole."""
-    code, told = text[:8], text[9:]
-    if text[8:9] != b" " or code != b"%08x" % crc32(told):
+    """Return how many bytes before this line were safe, and its entry; None if the line is incomplete."""
+    code, content = text[:8], text[9:]
+    if text[8:9] != b" " or code != b"%08x" % crc32(content):
         return None
-    safe, _, entry = told.partition(b" ")
+    safe, _, entry = content.partition(b" ")
     return int(safe), json.loads(entry)
 
 
 def _promised(data: bytes, whole: int) -> bool:
-    """Whether something after the first line that is not whole says that this one was safe."""
-    for begin in _BEGIN.finditer(
-        data, whole + 1
-    ):  # wherever it begins: an end of line may be what is damaged
+    """Return whether an entry after the first incomplete line says that this line was safe."""
+    # Entries are looked for at any byte, not at line starts only: the damaged byte may be an end of line.
+    for begin in _BEGIN.finditer(data, whole + 1):
         end = data.find(b"\n", begin.end())
-        found = None if end < 0 else _entry(data[begin.start() : end])
-        if found is not None and found[0] > whole:
+        entry = None if end < 0 else _entry(data[begin.start() : end])
+        if entry is not None and entry[0] > whole:
             return True
     return False
 
 
 def _opened(path: Path) -> tuple[list[Any], int, int]:
-    """The entries of a journal, how many bytes they have, and how many the file has."""
+    """Return the entries of a journal, how many bytes they have, and how many bytes the file has."""
     data = path.read_bytes()
     entries, whole = read(data)
     together = entries[0][_FIRST] if entries and _FIRST in entries[0] else None
     if together is None or len(entries) - 1 < together or _promised(data, whole):
         raise SinkError(
             "BAD_JOURNAL",
-            f"{path} is damaged at byte {whole:,}, and what follows was promised to somebody. Nothing was changed. Put "
-            "a copy of the file in its place; or take the file away, if what it promises may be lost",
+            f"{path} is damaged at byte {whole:,}, and the entries after it were promised. Nothing was changed. Restore"
+            " the file from a copy; or remove it, if the transactions in it may be lost",
         )
     return entries[1:], whole, len(data)
 

@@ -1,21 +1,21 @@
-"""The ledger: what a sink has promised of which transaction, on disk. Plain calls, no sockets, no target.
+"""Keep on disk what a sink has promised about each transaction. No sockets, no target.
 
 A directory holds a journal, `ledger`, and a log of each transaction that is not committed (`staged/<id>.log`).
 
 Rules:
 
-1. Everything that was promised is in the journal before the answer goes out: a vote, a decision, the abort of something
-   prepared. The bytes of a transaction are in its log, synced before the vote. Whatever is torn after a crash was
-   not promised; what is damaged otherwise is told, and never taken for an end (`journal.py`).
-2. That a transaction was committed is noted without a sync, since the target knows it, too. So its log is needed until
-   the next entry that is synced has made the note safe: a power cut may keep the removal of a file that came after the
-   note, and lose the note. Without both nobody could tell it from one that is lost.
-3. What is decided waits in a queue of its flow, step and job. Trouble with one does not stop others.
-4. A committed transaction is remembered, so that a commit may come again. Of each step the last `KEPT` are.
-5. The journal is written anew when it has become long, by whatever.
-6. The directory has a format file. One of a later version is refused, and nothing is changed.
-7. A directory belongs to a target. It does not take another one while something waits in it for the first.
-8. A job is known by the identity of its snapshot directory (`store`). Entries of an older Railgun have none. They are
+1. Every promise is in the journal before the answer is sent: a vote, a decision, the abort of a prepared transaction.
+   The bytes of a transaction are in its log, synced before the vote. Data that a crash has torn was not promised; other
+   damage is reported, and never taken for the end of a file (`journal.py`).
+2. The note that a transaction was committed is written without a sync, since the target knows it, too. So the
+   transaction's log is needed until the next synced entry has made the note safe: a power cut may keep the removal of
+   the log and lose the earlier note. Without both, the transaction could not be told from a lost one.
+3. Decided transactions wait in a queue of their flow, step and job. Trouble in one queue does not stop the others.
+4. A committed transaction is remembered, so that a commit may be repeated: the last `KEPT_IDS` of each step.
+5. The journal is rewritten when it has become long, whatever made it long.
+6. The directory has a format file. A directory of a later version is refused, and nothing in it is changed.
+7. A directory belongs to a target. It does not accept another target while transactions wait in it for the first.
+8. A job is identified by its snapshot directory (`store`). Entries of an older Railgun have no identity. They are
    loaded as they are, with an empty identity, which no job has.
 """
 
@@ -41,9 +41,10 @@ from railgun.storage.formats import FORMAT_FILE, Format, OtherFormatError, read_
 
 SINK_FORMAT: Final = Format("railgun sink", 2)
 """Of the directory of a sink. Since version 2 transactions have the identity of their job's snapshot directory."""
-KEPT: Final = 50_000
-DAY: Final = 86_400.0
-_LINES: Final = 20_000  # until it is written anew; more if it has to be long
+KEPT_IDS: Final = 50_000
+ABANDONED_AFTER_S: Final = 86_400.0
+_REWRITE_LINES: Final = 20_000
+"""Lines of the journal after which it is rewritten; more if it needs that many."""
 ID: Final = re.compile(r"[0-9a-f]{32}")
 _ENDING: Final = ".log"
 
@@ -53,7 +54,7 @@ Step = tuple[str, str, str]  # flow, step, identity of the job's snapshot direct
 
 @dataclass(slots=True)
 class Txn:
-    """A transaction that is not committed."""
+    """A transaction that is not committed yet."""
 
     id: str
     flow: str
@@ -63,71 +64,75 @@ class Txn:
     alone: bool
     log: Log | None
     store: str = ""
-    """The identity of the job's snapshot directory; empty: it is of a Railgun that did not tell it."""
+    """The identity of the job's snapshot directory; empty if an older Railgun began the transaction."""
     state: State = "open"
     snapshot: int = 0
     turn: int = 0
     end: int = 0
     count: int = 0
     doubt: bool = False
-    """Whether the target may have it already, though nothing says so."""
+    """Whether the target may have the transaction already, though nothing on disk says so."""
 
     @property
-    def of(self) -> Step:
-        """Whose it is."""
+    def origin(self) -> Step:
+        """The flow, the step and the job of the transaction."""
         return self.flow, self.step, self.store
 
     @property
     def damaged(self) -> bool:
-        """Whether something was promised that is not here any more."""
+        """Whether data that was promised is missing."""
         return self.state != "open" and (self.log is None or self.log.end != self.end)
 
-    def damage(self) -> LostError:
-        """What to say of one that is damaged."""
+    def damage_error(self) -> LostError:
+        """Return the error that reports a damaged transaction."""
         return LostError(
             "DAMAGED",
-            f"the file of transaction {self.id} ({job_of(self.of)}: {self.count:,} records for snapshot "
+            f"the file of transaction {self.id} ({job_of(self.origin)}: {self.count:,} records for snapshot "
             f"{self.snapshot}) is gone or damaged; `railgun sink drop` gives it up",
         )
 
     def records(self) -> Records:
-        """What it holds; if that is damaged, whoever reads it hears so."""
-        return Absent(self.damage()) if self.damaged or self.log is None else self.log.records()
+        """Return the records of the transaction; if it is damaged, reading them raises `LostError`."""
+        return (
+            Absent(self.damage_error()) if self.damaged or self.log is None else self.log.records()
+        )
 
 
-def job_of(of: Step) -> str:
-    """Name a flow, a step and the identity of the job.
+def job_of(origin: Step) -> str:
+    """Return the flow, the step and the identity of the job as text.
 
     >>> job_of(("orders", "out", "5f3a")), job_of(("orders", "out", ""))
     ('orders, out, job 5f3a', 'orders, out')
     """
-    flow, step, store = of
+    flow, step, store = origin
     return f"{flow}, {step}, job {store}" if store else f"{flow}, {step}"
 
 
 class Ledger:
-    """All transactions in a directory. One thread at a time."""
+    """The transactions in a directory. Not thread-safe: one thread at a time."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.txns: dict[str, Txn] = {}  # in the order of their votes, as far as they are prepared
-        self.queues: dict[Step, list[Txn]] = {}  # what is decided, in the order of decisions
+        self.txns: dict[str, Txn] = {}  # prepared ones in the order of their votes
+        self.queues: dict[Step, list[Txn]] = {}  # decided transactions, in the order of decisions
         self.fences: dict[Step, int] = {}
         self.target = ""
-        """Where committed ones go, in words."""
+        """The name of the target of committed transactions."""
         self.sink = ""
-        """What tells this directory from all others, for ever."""
+        """The unique id of this directory, which never changes."""
         self._committed: dict[Step, dict[str, None]] = {}
-        self._spent: list[Log] = []  # of committed ones: rule 2
+        self._removable: list[
+            Log
+        ] = []  # logs of committed transactions, needed until the next sync: rule 2
         self._staged = directory / "staged"
-        self._most = 0  # twice the lines it has to have
+        self._max_lines = 0  # twice the lines that the journal needs
         self._journal = Journal(directory / "ledger")
 
     # ------------------------------------------------------------ start and end
 
     def open(self) -> list[str]:
-        """Read what is there; what there is to tell of it."""
-        told: list[str] = []
+        """Read the directory, or make it; return notes on damage."""
+        notes: list[str] = []
         format_due = self._check_format()
         self._staged.mkdir(parents=True, exist_ok=True)
         sync_directory(self.directory.parent)
@@ -135,7 +140,7 @@ class Ledger:
         self._journal, entries = Journal.open(self._journal.path)
         try:
             if self._journal.cut:
-                told.append(f"{self._journal.cut:,} bytes at the end of the ledger were torn")
+                notes.append(f"{self._journal.cut:,} bytes at the end of the ledger were torn")
             for entry in entries:
                 self._replay(entry)
             self._read_logs()
@@ -148,12 +153,12 @@ class Ledger:
             self._journal.close()
             raise
         damaged = [txn for txn in self.txns.values() if txn.damaged]
-        return told + [f"transaction {txn.id} was prepared, and is damaged" for txn in damaged]
+        return notes + [f"transaction {txn.id} was prepared, and is damaged" for txn in damaged]
 
     def close(self) -> None:
-        """Leave everything as it is, but for what is not needed."""
+        """Close the journal, and remove logs that are not needed any more."""
         with contextlib.suppress(OSError):
-            if self._spent:
+            if self._removable:
                 self._rewrite()
         self._journal.close()
 
@@ -175,8 +180,8 @@ class Ledger:
 
     def _replay(self, entry: dict[str, Any]) -> None:
         match entry:
-            case {"prepared": str(id), **told}:
-                self.txns[id] = Txn(id, log=None, state="prepared", **told)
+            case {"prepared": str(id), **fields}:
+                self.txns[id] = Txn(id, log=None, state="prepared", **fields)
             case {"decided": list(ids)}:
                 self._decide([self.txns[id] for id in ids if id in self.txns])
             case {"committed": list(ids), "of": [flow, step, *store]}:
@@ -207,62 +212,65 @@ class Ledger:
             elif log is None or self.is_committed(id):
                 path.unlink()
             else:
-                self.txns[id] = Txn(id, log=log, end=log.end, **log.told)
+                self.txns[id] = Txn(id, log=log, end=log.end, **log.header)
 
     def _entries(self) -> Iterator[dict[str, Any]]:
-        """What the journal has to say."""
+        """Yield the entries of a journal that holds the current state."""
         yield {"sink": self.sink}
         yield {"target": self.target}
-        for of, generation in self.fences.items():
-            yield _fence(of, generation)
-        for of, ids in self._committed.items():
-            known = list(ids)
-            for at in range(0, len(known), 1000):
-                yield {"committed": known[at : at + 1000], "of": list(of)}
+        for origin, generation in self.fences.items():
+            yield _fence(origin, generation)
+        for origin, committed in self._committed.items():
+            ids = list(committed)
+            for at in range(0, len(ids), 1000):
+                yield {"committed": ids[at : at + 1000], "of": list(origin)}
         yield from (_prepared(txn) for txn in self.txns.values() if txn.state != "open")
         for queue in self.queues.values():
             yield {"decided": [txn.id for txn in queue]}
 
     # ------------------------------------------------------------ what happens to transactions
 
-    def begin(self, id: str, **told: Any) -> Txn:
-        """A new one, which is empty."""
+    def begin(self, id: str, **fields: Any) -> Txn:
+        """Add a new, empty transaction with these fields, and return it."""
         path = self._staged / (id + _ENDING)
-        txn = self.txns[id] = Txn(id, log=Log.create(path, told), **told)
+        txn = self.txns[id] = Txn(id, log=Log.create(path, fields), **fields)
         return txn
 
     def prepare(self, txn: Txn) -> None:
-        """Its numbers are known: make it safe, and write that down."""
+        """Sync the log of a transaction, and write the vote to the journal."""
         assert txn.log is not None
         txn.log.sync()
         sync_directory(self._staged)
         self._write(_prepared(txn))
         txn.state = "prepared"
         del self.txns[txn.id]
-        self.txns[txn.id] = txn  # the last that has voted
+        self.txns[txn.id] = txn  # move it to the end: the last vote
 
     def decide(self, txns: list[Txn]) -> None:
-        """They are to be committed, in this order."""
+        """Write the decision to commit these transactions, in this order."""
         self._write({"decided": [txn.id for txn in txns]})
         self._decide(txns)
         for txn in txns:
-            txn.doubt = False  # nobody has asked the target yet
+            txn.doubt = False  # the target was not called yet
 
     def _decide(self, txns: list[Txn]) -> None:
         for txn in txns:
             if txn.state == "prepared":
                 txn.state, txn.doubt = "decided", True
-                self.queues.setdefault(txn.of, []).append(txn)
+                self.queues.setdefault(txn.origin, []).append(txn)
 
     def committed(self, txn: Txn, sync: bool) -> None:
-        """The target has it. It counts from now on, also if that cannot be written: it is written anew then."""
-        self._remember(txn.of, txn.id)
+        """Note that the target has a transaction; `sync` makes the note safe.
+
+        The note counts even if it cannot be written: the journal is rewritten then.
+        """
+        self._remember(txn.origin, txn.id)
         if txn.log is not None:
-            self._spent.append(txn.log)
-        self._write({"committed": [txn.id], "of": list(txn.of)}, sync=sync)
+            self._removable.append(txn.log)
+        self._write({"committed": [txn.id], "of": list(txn.origin)}, sync=sync)
 
     def drop(self, txn: Txn) -> None:
-        """Forget it, as if it had never been."""
+        """Delete a transaction and its log."""
         if txn.state == "prepared":
             self._write({"aborted": txn.id})
         self.txns.pop(txn.id, None)
@@ -271,20 +279,20 @@ class Ledger:
                 txn.log.remove()
 
     def give_up(self, txn: Txn) -> None:
-        """Forget it, and tell whoever commits it that this is done. Its records are lost."""
+        """Delete a transaction and let its flow take it for committed. Its records are lost."""
         if txn.state == "open":
             self.drop(txn)
         else:
             self.committed(txn, sync=True)
 
-    def fence(self, of: Step, generation: int) -> None:
-        """A generation has begun."""
-        if self.fences.get(of) != generation:
-            self._write(_fence(of, generation))
-            self.fences[of] = generation
+    def fence(self, origin: Step, generation: int) -> None:
+        """Write down that a generation of a flow, step and job has begun."""
+        if self.fences.get(origin) != generation:
+            self._write(_fence(origin, generation))
+            self.fences[origin] = generation
 
-    def belong_to(self, target: str) -> None:
-        """Committed ones go there."""
+    def set_target(self, target: str) -> None:
+        """Set the name of the target; raise `SinkError` if transactions wait for another one."""
         if target == self.target:
             return
         waiting = sum(txn.state != "open" for txn in self.txns.values())
@@ -299,51 +307,54 @@ class Ledger:
         self.target = target
 
     def sweep(self) -> None:
-        """Throw away what belongs to no snapshot, and whose writer has not come back for a day."""
-        for txn in [one for one in self.txns.values() if one.alone and one.state != "decided"]:
+        """Delete transactions that belong to no snapshot and whose writer has not come back for a day."""
+        for txn in [txn for txn in self.txns.values() if txn.alone and txn.state != "decided"]:
             with contextlib.suppress(OSError):
-                if txn.log is None or time.time() - txn.log.path.stat().st_mtime > DAY:
+                if (
+                    txn.log is None
+                    or time.time() - txn.log.path.stat().st_mtime > ABANDONED_AFTER_S
+                ):
                     self.drop(txn)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internals
 
     @property
     def lines(self) -> int:
-        """How long the journal is."""
+        """The number of lines of the journal."""
         return self._journal.lines
 
     def is_committed(self, id: str) -> bool:
-        """Whether it is remembered as committed."""
-        return any(id in known for known in self._committed.values())
+        """Return whether a transaction is remembered as committed."""
+        return any(id in ids for ids in self._committed.values())
 
-    def _remember(self, of: Step, id: str) -> None:
-        known = self._committed.setdefault(of, {})
-        known[id] = None
-        while len(known) > KEPT:
-            del known[next(iter(known))]
+    def _remember(self, origin: Step, id: str) -> None:
+        ids = self._committed.setdefault(origin, {})
+        ids[id] = None
+        while len(ids) > KEPT_IDS:
+            del ids[next(iter(ids))]
         txn = self.txns.pop(id, None)
-        if txn is not None and txn in (queue := self.queues.get(of, [])):
+        if txn is not None and txn in (queue := self.queues.get(origin, [])):
             queue.remove(txn)
             if not queue:
-                del self.queues[of]
+                del self.queues[origin]
 
     def _write(self, entry: dict[str, Any], sync: bool = True) -> None:
-        """To the journal. What could not be written before may be there or not: all is written anew then."""
-        if self._journal.broken or self._journal.lines > max(_LINES, self._most):
+        """Append an entry to the journal. After a failed write, which may or may not be on disk, rewrite it first."""
+        if self._journal.broken or self._journal.lines > max(_REWRITE_LINES, self._max_lines):
             self._rewrite()
         self._journal.add(entry, sync=sync)
         if sync:
-            self._clear()
+            self._remove_logs()
 
     def _rewrite(self) -> None:
         self._journal.rewrite(self._entries())
-        self._most = 2 * self._journal.lines
-        self._clear()
+        self._max_lines = 2 * self._journal.lines
+        self._remove_logs()
 
-    def _clear(self) -> None:
-        """All that was noted is safe: rule 2."""
-        spent, self._spent = self._spent, []
-        for log in spent:
+    def _remove_logs(self) -> None:
+        """Remove the logs of committed transactions, now that the notes of their commits are safe (rule 2)."""
+        logs, self._removable = self._removable, []
+        for log in logs:
             with contextlib.suppress(OSError):
                 log.remove()
 
@@ -364,6 +375,6 @@ def _prepared(txn: Txn) -> dict[str, Any]:
     return {"prepared": txn.id, **{name: getattr(txn, name) for name in names}}
 
 
-def _fence(of: Step, generation: int) -> dict[str, Any]:
-    flow, step, store = of
+def _fence(origin: Step, generation: int) -> dict[str, Any]:
+    flow, step, store = origin
     return {"fence": [flow, step, generation, store]}

@@ -1,4 +1,4 @@
-"""SinkServer: a sink outside of a flow, as a program of its own: it listens, keeps, votes, and fills its target.
+"""Serve a sink as a process of its own: receive transactions of flows, vote, and commit them to a target.
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path
@@ -14,18 +14,18 @@ A flow writes to it by `Outside(data="railgun-sink")` on the same machine, or `O
 
 Rules:
 
-1. Whoever connects proves that they know the secret, before anything else is read (`transport.hello`). The secret is
-   made at the first start, and lies in the directory beside the address, so that flows on the same machine find both.
-   Only some who have not proved it yet are let in at a time.
-2. It listens on loopback, and elsewhere only with TLS.
-3. What is asked for is done by one thread, in the order in which it came; what it means is told in `participant.py`.
-   The frames are in `transport/proto/sinks.proto`. Each has one answer, in order; while that takes long a `Pong` comes
-   now and then, so a slow sink is not taken for one that is gone.
-4. What a session asks for wrongly is answered with `Failed`, a code and a sentence. Bytes that are no frame, a command
-   that is none of ours or too long, or bytes with a gap before them, also end that session. Nothing ends the server.
-5. A session is not read while much of what it has sent is not done; one that does not read its answers is ended when
-   too many wait; one whose other end is gone is found by the system (keep-alive).
-6. On `stop` it takes nothing more, ends what is being done, and leaves the rest on disk: it loses nothing.
+1. A peer proves that it knows the secret before anything else is read (`transport.hello`). The secret is made at the
+   first start, and kept in the data directory beside the address, so that flows on the same machine find both. The
+   number of connections that have not proved it yet is limited.
+2. The server listens on loopback, and on other addresses only with TLS.
+3. One thread carries out the commands, in the order in which they arrive; `participant.py` says what they mean. The
+   frames are in `transport/proto/sinks.proto`. Each has one answer, in order; while an answer takes long, a `Pong` is
+   sent now and then, so that a slow sink is not taken for a dead one.
+4. A wrong command is answered with `Failed`, a code and a sentence. Bytes that are no frame, an unknown or too long
+   command, and data with a gap before it also end that session. No session ends the server.
+5. A session is not read while many of its commands wait (back-pressure). A session that does not read its answers is
+   ended when too many wait. A session whose other end is gone is found by the operating system (TCP keep-alive).
+6. `stop` takes no more commands, finishes the current one, and leaves the rest on disk: nothing is lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from google.protobuf.message import Message
 from railgun.errors import RailgunError
 from railgun.ingest.errors import MisuseError, SinkError
 from railgun.sinks.external_address import ADDRESS, DATA, SECRET
-from railgun.sinkserver.participant import Participant, shortened
+from railgun.sinkserver.participant import Participant, shorten
 from railgun.sinkserver.targets import Target
 from railgun.storage.errors import LockedError
 from railgun.storage.lock import FileLock
@@ -62,22 +62,30 @@ from railgun.transport.proto import sinks_pb2 as s
 from railgun.transport.proto import streams_pb2 as p
 
 PORT: Final = 7373
-MOST_UNDONE: Final = 16 << 20  # bytes a session has sent that are not done yet
-MOST_UNREAD: Final = 4 << 20  # bytes of answers that nobody reads
-ALIVE: Final = 3.0  # seconds between two signs of life, while something is being done
-PATIENCE: Final = 5.0  # seconds, when it is to end; then the target is interrupted
-AT_ONCE: Final = 64  # frames that are done together
-MOST_LISTED: Final = 10_000  # transactions in one answer; whoever aborts them asks for more
-_OF_A_FRAME: Final = 500  # bytes of memory, but for what it carries
-_LONGEST: Final = 32 << 10  # bytes of a command, but for what it carries: names are short
-Told = Callable[[str, dict[str, Any]], None]
+MAX_PENDING_BYTES: Final = 16 << 20
+"""Commands of a session that wait, with their data; above this the session is not read."""
+MAX_UNREAD_BYTES: Final = 4 << 20
+"""Answers that a session has not read; above this the session is ended."""
+PONG_INTERVAL_S: Final = 3.0
+"""Time between two signs of life, while a command is carried out."""
+STOP_TIMEOUT_S: Final = 5.0
+"""Time that `stop` gives the current command; then the target is interrupted."""
+MAX_BATCH_FRAMES: Final = 64
+"""Frames that are carried out in one call of the thread."""
+MAX_LISTED_TRANSACTIONS: Final = 10_000
+"""Transactions in one answer; a caller that aborts them asks again for more."""
+FRAME_OVERHEAD_BYTES: Final = 500
+"""Memory of a frame without its command and data."""
+MAX_COMMAND_BYTES: Final = 32 << 10
+"""Size of a command without its data: names are short."""
+OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class SinkServer:
-    """Takes transactions of flows, and gives those that are committed to a target, each once.
+    """A server that receives transactions of flows, and applies those that are committed to a target, each once.
 
-    `told(kind, data)` hears what happens: "vote-no", "committed", "failed" (what was asked
-    for), "refused" (a session). It is called by the event loop's thread.
+    `told(kind, data)` is called for each event: "vote-no", "committed", "failed" (a command),
+    "refused" (a session). It is called in the event loop's thread.
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class SinkServer:
         secret: bytes | None = None,
         certificate: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
-        told: Told | None = None,
+        told: OnEvent | None = None,
     ) -> None:
         self.target = target
         self.data = Path(data).absolute()
@@ -101,11 +109,11 @@ class SinkServer:
         self.key = key
         self.participant = Participant(self.data, target)
         self.recovered: list[str] = []
-        """What the start has found."""
-        self._given = secret
-        self._listener = told or (lambda kind, data: None)
+        """Notes on what the start has found in the data directory."""
+        self._given_secret = secret
+        self._on_event = told or (lambda kind, data: None)
         self._lock: FileLock | None = None
-        self._listening: Listener | None = None
+        self._listener: Listener | None = None
         self._sessions: dict[Connection, _Session] = {}
         self._thread: ThreadPoolExecutor
         self._stopping = False
@@ -127,15 +135,22 @@ class SinkServer:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stopped.set)
             await stopped.wait()
-            for number in (signal.SIGTERM, signal.SIGINT):  # a second one ends it at once
+            for number in (
+                signal.SIGTERM,
+                signal.SIGINT,
+            ):  # a second signal ends the process at once
                 loop.remove_signal_handler(number)
 
     async def start(self) -> None:
-        """Open everything, finish what was decided, and listen."""
+        """Open the data directory and the target, apply what was decided, and listen.
+
+        Raise `OpenListenError` for an address that others can reach without TLS, and `SinkError` if the directory or
+        the port is in use.
+        """
         if self.certificate is None and not is_loopback(self.host):
             raise OpenListenError(
-                f"{self.host} can be reached from elsewhere, and what is sent there can be read: give the sink a "
-                "certificate and its key, or let it listen on 127.0.0.1"
+                f"{self.host} can be reached from other machines, and data sent to it can be read on the way: give the "
+                "sink a certificate and its key, or let it listen on 127.0.0.1"
             )
         loop = asyncio.get_running_loop()
         self.data.mkdir(parents=True, exist_ok=True)
@@ -149,7 +164,7 @@ class SinkServer:
         self._thread = ThreadPoolExecutor(1, "railgun-sink")
         opened = False
         try:
-            self.secret = self._given or secret_in(self.data / SECRET)
+            self.secret = self._given_secret or secret_in(self.data / SECRET)
             self.recovered = await loop.run_in_executor(self._thread, self.participant.open)
             opened = True
             tls = None
@@ -167,22 +182,22 @@ class SinkServer:
         except BaseException:
             await self._leave(opened)
             raise
-        self._listening = listener
-        self._tell_where()
+        self._listener = listener
+        self._write_address()
 
-    def _tell_where(self) -> None:
-        """Let flows on this machine find it."""
-        where: dict[str, Any] = {"host": self.host, "port": self.port, "pid": os.getpid()}
+    def _write_address(self) -> None:
+        """Write the address file, by which flows on this machine find the server."""
+        address: dict[str, Any] = {"host": self.host, "port": self.port, "pid": os.getpid()}
         if self.certificate is not None:
-            where["certificate"] = str(self.certificate)
+            address["certificate"] = str(self.certificate)
         new = self.data / f"{ADDRESS}.new"
-        new.write_text(json.dumps(where), "utf-8")
+        new.write_text(json.dumps(address), "utf-8")
         new.rename(self.data / ADDRESS)
 
     async def stop(self) -> None:
-        """End in order."""
+        """Stop listening, finish the current command, end all sessions, and close the target."""
         self._stopping = True
-        listener, self._listening = self._listening, None
+        listener, self._listener = self._listener, None
         if listener is None:
             return
         listener.stop()
@@ -190,10 +205,10 @@ class SinkServer:
             (self.data / ADDRESS).unlink()
         for session in list(self._sessions.values()):
             session.end()
-        hurry = asyncio.get_running_loop().call_later(PATIENCE, self.target.interrupt)
+        timer = asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, self.target.interrupt)
         for session in list(self._sessions.values()):
             await session.ended()
-        hurry.cancel()
+        timer.cancel()
         await listener.close()
         await self._leave(opened=True)
 
@@ -208,10 +223,10 @@ class SinkServer:
 
     # ------------------------------------------------------------ sessions
 
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
-        """Say what happens; whoever hears it badly does not end a session."""
+    def report(self, kind: str, data: dict[str, Any]) -> None:
+        """Call `told` with an event; an error that it raises does not end a session."""
         try:
-            self._listener(kind, data)
+            self._on_event(kind, data)
         except Exception as error:
             context = {"message": "told() of a SinkServer has raised", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -222,8 +237,8 @@ class SinkServer:
     def _opened(self, connection: Connection) -> None:
         version = connection.who.get("version")
         if version != VERSION:
-            told = f"this sink speaks version {VERSION}, and you {version!r}"
-            raise HelloError(told, BAD_VERSION)
+            refusal = f"this sink speaks version {VERSION}, and you {version!r}"
+            raise HelloError(refusal, BAD_VERSION)
         if self._stopping:
             raise HelloError("this sink is about to end")
         _keep_alive(connection.transport.get_extra_info("socket"))
@@ -239,23 +254,23 @@ class SinkServer:
         if session is not None:
             session.lost()
         elif isinstance(error, HelloError):
-            self.tell("refused", {"code": error.code, "text": str(error)})
+            self.report("refused", {"code": error.code, "text": str(error)})
 
-    # ------------------------------------------------------------ what is asked for
+    # ------------------------------------------------------------ commands
 
     async def done(self, frames: list[Frame]) -> tuple[list[Message], bool]:
-        """Do these, in the one thread; the answers, and whether the session has to end."""
+        """Carry out commands in the one thread; return the answers, and whether the session has to end."""
         loop = asyncio.get_running_loop()
         before = self.participant.commits
-        answers, over, heard = await loop.run_in_executor(self._thread, self._do, frames)
-        for kind, data in heard:
-            self.tell(kind, data)
+        answers, over, events = await loop.run_in_executor(self._thread, self._do, frames)
+        for kind, data in events:
+            self.report(kind, data)
         if self.participant.commits > before:
-            self.tell("committed", self.counts())
+            self.report("committed", self.counts())
         return answers, over
 
     def counts(self) -> dict[str, Any]:
-        """How far it is."""
+        """Return how many transactions and records are committed, and how many transactions are prepared and open."""
         states = [txn.state for txn in list(self.participant.txns.values())]
         return {
             "transactions": self.participant.commits,
@@ -268,94 +283,100 @@ class SinkServer:
         self, frames: list[Frame]
     ) -> tuple[list[Message], bool, list[tuple[str, dict[str, Any]]]]:
         answers: list[Message] = []
-        heard: list[tuple[str, dict[str, Any]]] = []
+        events: list[tuple[str, dict[str, Any]]] = []
         for frame in frames:
             try:
-                answers.append(self._answer(frame, heard))
+                answers.append(self._answer(frame, events))
             except MisuseError as error:
-                answers.append(p.Failed(code=error.code, text=shortened(str(error))))
-                return answers, True, heard
+                answers.append(p.Failed(code=error.code, text=shorten(str(error))))
+                return answers, True, events
             except Exception as error:
-                code, text = code_of(error), shortened(str(error) or repr(error))
+                code, text = code_of(error), shorten(str(error) or repr(error))
                 answers.append(p.Failed(code=code, text=text))
-                heard.append(("failed", {"code": code, "text": text}))
-        return answers, False, heard
+                events.append(("failed", {"code": code, "text": text}))
+        return answers, False, events
 
-    def _answer(self, frame: Frame, heard: list[tuple[str, dict[str, Any]]]) -> Message:
-        part, asked = self.participant, frame.command
-        match asked:
+    def _answer(self, frame: Frame, events: list[tuple[str, dict[str, Any]]]) -> Message:
+        part, command = self.participant, frame.command
+        match command:
             case s.Begin():
                 of = (
-                    asked.flow,
-                    asked.step,
-                    asked.generation,
-                    asked.worker,
-                    asked.alone,
-                    asked.store,
+                    command.flow,
+                    command.step,
+                    command.generation,
+                    command.worker,
+                    command.alone,
+                    command.store,
                 )
-                return s.Have(txn=asked.txn, end=part.begin(asked.txn, *of))
+                return s.Have(txn=command.txn, end=part.begin(command.txn, *of))
             case s.Data():
-                return s.Have(txn=asked.txn, end=part.data(asked.txn, asked.start, frame.blob))
+                return s.Have(
+                    txn=command.txn, end=part.data(command.txn, command.start, frame.blob)
+                )
             case s.Prepare():
                 try:
-                    part.prepare(asked.txn, asked.snapshot, asked.end, asked.count)
+                    part.prepare(command.txn, command.snapshot, command.end, command.count)
                 except Exception as error:
-                    code, text = code_of(error), shortened(str(error) or repr(error))
-                    heard.append(("vote-no", {"txn": asked.txn, "code": code, "text": text}))
-                    return s.Vote(txn=asked.txn, yes=False, code=code, text=text)
-                return s.Vote(txn=asked.txn, yes=True)
+                    code, text = code_of(error), shorten(str(error) or repr(error))
+                    events.append(("vote-no", {"txn": command.txn, "code": code, "text": text}))
+                    return s.Vote(txn=command.txn, yes=False, code=code, text=text)
+                return s.Vote(txn=command.txn, yes=True)
             case s.Commit():
-                part.commit(asked.txn)
-                return s.Done(txn=asked.txn)
+                part.commit(command.txn)
+                return s.Done(txn=command.txn)
             case s.Abort():
-                part.abort(asked.txn)
-                return s.Done(txn=asked.txn)
+                part.abort(command.txn)
+                return s.Done(txn=command.txn)
             case s.List():
-                found = part.uncommitted(asked.flow, asked.step, asked.generation, asked.store)
+                left_over = part.uncommitted(
+                    command.flow, command.step, command.generation, command.store
+                )
                 return s.Listed(
-                    store=asked.store,
+                    store=command.store,
                     transactions=[
                         s.Uncommitted(
                             txn=txn.id, generation=txn.generation, snapshot=txn.snapshot,
                             worker=txn.worker, prepared=txn.state == "prepared", end=txn.end, count=txn.count,
                         )
-                        for txn in found[:MOST_LISTED]
+                        for txn in left_over[:MAX_LISTED_TRANSACTIONS]
                     ],
                 )  # fmt: skip
             case p.Ping():
-                return p.Pong(number=asked.number)
-        raise MisuseError("BAD_FRAME", f"a sink knows no {type(asked).__name__}")
+                return p.Pong(number=command.number)
+        raise MisuseError("BAD_FRAME", f"a sink knows no {type(command).__name__}")
 
 
 class _Session:
-    """One connection, and what it has asked for."""
+    """One connection, and its commands that wait."""
 
     def __init__(self, server: SinkServer, connection: Connection) -> None:
         self.server = server
         self.connection = connection
         self._reader = FrameReader()
         self._frames: deque[Frame] = deque()
-        self._undone = 0
+        self._pending_bytes = 0
         self._paused = False
         self._over = False
         self._task: asyncio.Task[None] | None = None
 
     def received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Take bytes from the connection, and start carrying out the commands in them."""
         if self._over:
             return
         try:
             for frame in self._reader.feed(data):
                 size = frame.command.ByteSize()
-                if size > _LONGEST:
-                    what = type(frame.command).__name__
-                    raise FrameError(f"{what} of {size:,} bytes: {_LONGEST:,} are the most")
+                if size > MAX_COMMAND_BYTES:
+                    kind = type(frame.command).__name__
+                    raise FrameError(
+                        f"{kind} of {size:,} bytes: {MAX_COMMAND_BYTES:,} are the most"
+                    )
                 self._frames.append(frame)
-                self._undone += _size(frame)
+                self._pending_bytes += _size(frame)
         except FrameError as error:
             self._refuse(error.code, str(error))
             return
-        if self._undone > MOST_UNDONE and not self._paused:
+        if self._pending_bytes > MAX_PENDING_BYTES and not self._paused:
             self._paused = True
             self.connection.transport.pause_reading()
         if self._frames and self._task is None:
@@ -364,7 +385,9 @@ class _Session:
     async def _work(self) -> None:
         try:
             while self._frames and not self._over:
-                frames = [self._frames.popleft() for _ in range(min(AT_ONCE, len(self._frames)))]
+                frames = [
+                    self._frames.popleft() for _ in range(min(MAX_BATCH_FRAMES, len(self._frames)))
+                ]
                 answers, over = await self._done(frames)
                 if self._over:
                     return
@@ -372,59 +395,61 @@ class _Session:
                 if over:
                     self.end()
                     return
-                if self.connection.unsent > MOST_UNREAD:
+                if self.connection.unsent > MAX_UNREAD_BYTES:
                     self._over = True
-                    self.server.tell("refused", {"code": "SLOW", "text": "answers are not read"})
+                    self.server.report("refused", {"code": "SLOW", "text": "answers are not read"})
                     self.connection.transport.abort()
                     return
-                self._undone -= sum(map(_size, frames))
-                if self._paused and self._undone <= MOST_UNDONE // 2:
+                self._pending_bytes -= sum(map(_size, frames))
+                if self._paused and self._pending_bytes <= MAX_PENDING_BYTES // 2:
                     self._paused = False
                     self.connection.transport.resume_reading()
-        except Exception as error:  # nothing may wait for an answer that never comes
-            self.server.tell("failed", {"code": code_of(error), "text": shortened(repr(error))})
+        except (
+            Exception
+        ) as error:  # end the session: the flow must not wait for an answer that never comes
+            self.server.report("failed", {"code": code_of(error), "text": shorten(repr(error))})
             self.end()
         finally:
             self._task = None
 
     async def _done(self, frames: list[Frame]) -> tuple[list[Message], bool]:
-        """Have these done; as long as it takes, say that it is under way."""
+        """Carry out commands; while that takes long, send a `Pong` now and then."""
         work = asyncio.ensure_future(self.server.done(frames))
-        while not (await asyncio.wait([work], timeout=ALIVE))[0]:
+        while not (await asyncio.wait([work], timeout=PONG_INTERVAL_S))[0]:
             if not self._over:
                 self.connection.send(b"".join(encode(p.Pong())))
         return work.result()
 
     def _refuse(self, code: str, text: str) -> None:
-        self.server.tell("refused", {"code": code, "text": text})
+        self.server.report("refused", {"code": code, "text": text})
         self.connection.send(b"".join(encode(p.Failed(code=code, text=text))))
         self.end()
 
     def end(self) -> None:
-        """Do nothing more; what was answered goes out."""
+        """Drop the commands that wait, and close the connection after sending the answers."""
         self._over = True
         self._frames.clear()
         self.connection.close()
 
     def lost(self) -> None:
-        """The other side is gone; what it asked for last may still be done."""
+        """Drop the commands that wait, since the connection is lost; the current one may still be carried out."""
         self._over = True
         self._frames.clear()
 
     async def ended(self) -> None:
-        """Wait for what is being done."""
+        """Wait until the current command is carried out."""
         if self._task is not None:
             with contextlib.suppress(Exception):
                 await asyncio.shield(self._task)
 
 
 def _size(frame: Frame) -> int:
-    """Bytes of memory, about."""
-    return _OF_A_FRAME + int(frame.command.ByteSize()) + len(frame.blob)
+    """Return about how much memory a frame takes, in bytes."""
+    return FRAME_OVERHEAD_BYTES + int(frame.command.ByteSize()) + len(frame.blob)
 
 
 def code_of(error: Exception) -> str:
-    """An error by a word, for programs."""
+    """Return the code of an error, for programs."""
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return "NO_SPACE" if full else "DISK"
@@ -433,11 +458,11 @@ def code_of(error: Exception) -> str:
     return "FAILED"
 
 
-def _keep_alive(found: socket.socket | None) -> None:
-    """Let the system find out if the other side is gone."""
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+def _keep_alive(connected: socket.socket | None) -> None:
+    """Turn on TCP keep-alive, so that the operating system finds a peer that is gone."""
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
-            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

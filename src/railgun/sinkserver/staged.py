@@ -1,19 +1,19 @@
-"""What a flow has sent for one transaction, on disk: a log of batches.
+"""The log of one transaction: the batches that a flow has sent for it, on disk.
 
 The file, little endian::
 
-    a line of a journal: whose transaction it is
-    then for each batch   u32 crc of all that follows of it, u32 length, u64 first byte; the bytes
+    a line of a journal: the fields of the transaction
+    then for each batch   u32 CRC of the rest of the batch, u32 length, u64 position of its first byte; the bytes
 
-A batch is records, each with its length (u32) before it. Bytes are counted without what stands before batches, so the
-flow and the sink mean the same byte.
+A batch is a sequence of records, each with its length (u32) before it. Positions count only the bytes of batches, not
+the headers before them, so the flow and the sink mean the same byte.
 
 Rules:
 
-1. A batch is there as a whole, or not at all: `end` is always where one ends. A torn one is cut off when the log is
-   opened; one that could not be written is written over.
-2. Nothing is safe before `sync`. Its caller then also makes safe that the file is there (its directory).
-3. A file without a whole first line was never answered for, and is no log.
+1. A batch is in the log as a whole or not at all: `end` is always the end of a batch. A torn batch is cut off when the
+   log is opened; a batch that could not be written is overwritten by the next one.
+2. Nothing is safe before `sync`. Its caller then also syncs the directory, so that the file itself is safe.
+3. A file without a complete first line was never acknowledged, and is no log.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from railgun.transport.packed_records import unpack
 
 _HEAD: Final = struct.Struct("<IIQ")
 _CRC: Final = struct.Struct("<I")
-LONGEST: Final = 8 << 20
-"""Bytes of a batch: one frame has no more."""
+MAX_BATCH_BYTES: Final = 8 << 20
+"""Size of a batch: one frame has no more."""
 
 
 class Log:
     """The log of one transaction."""
 
-    def __init__(self, path: Path, told: dict[str, Any], begin: int, end: int, size: int) -> None:
+    def __init__(self, path: Path, header: dict[str, Any], begin: int, end: int, size: int) -> None:
         self.path = path
-        self.told = told
+        self.header = header
         self.end = end
-        self._begin = begin  # where batches begin in the file
-        self._size = size  # where they end
+        self._begin = begin  # where the batches begin in the file
+        self._size = size  # where the batches end in the file
 
     @staticmethod
-    def create(path: Path, told: dict[str, Any]) -> Log:
-        """A new one, which is empty."""
-        first = line(told)
+    def create(path: Path, header: dict[str, Any]) -> Log:
+        """Create an empty log with this first line."""
+        first = line(header)
         path.write_bytes(first)
-        return Log(path, told, len(first), 0, len(first))
+        return Log(path, header, len(first), 0, len(first))
 
     @staticmethod
     def open(path: Path) -> Log | None:
-        """The one in this file, without what is torn; None if it is none."""
+        """Open a log, and cut off a torn batch at its end; return None if the file is no log."""
         with path.open("rb") as file:
             first = file.readline()
             entries, begin = read(first)
@@ -69,13 +69,13 @@ class Log:
         return log
 
     def append(self, data: bytes | bytearray | memoryview) -> None:
-        """Add a batch."""
+        """Write a batch after the others, without a sync."""
         rest = _HEAD.pack(0, len(data), self.end)[_CRC.size :]
         code = crc32(data, crc32(rest))
         left = memoryview(b"".join((_CRC.pack(code), rest, data)))
         file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            at = self._size  # whatever a write that failed has left there
+            at = self._size  # overwrites what a failed write has left there
             while left:
                 written = os.pwrite(file, left, at)
                 at, left = at + written, left[written:]
@@ -89,7 +89,7 @@ class Log:
             os.truncate(self.path, self._size)
 
     def sync(self) -> None:
-        """What was added is safe."""
+        """Sync the batches to disk, after cutting off what a failed write has left."""
         self._cut()
         file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -98,16 +98,16 @@ class Log:
             os.close(file)
 
     def records(self) -> Staged:
-        """All that is in it now."""
+        """Return the records that are in the log now."""
         return Staged(self.path, self._begin, self.end)
 
     def remove(self) -> None:
-        """Throw it away."""
+        """Delete the file of the log."""
         self.path.unlink(missing_ok=True)
 
 
 class Staged:
-    """The records of a log."""
+    """The records of a log, read from disk each time."""
 
     def __init__(self, path: Path, begin: int, end: int) -> None:
         self.path = path
@@ -119,7 +119,7 @@ class Staged:
             yield from batch
 
     def batches(self) -> Iterator[list[bytes]]:
-        """As they were sent."""
+        """Yield the batches as they were sent; raise `LostError` if some are missing or damaged."""
         at = 0
         try:
             with self.path.open("rb") as file:
@@ -134,12 +134,12 @@ class Staged:
         if at != self._end:
             raise LostError(
                 "DAMAGED",
-                f"{self.path} is whole for {at:,} bytes only, of {self._end:,} that were promised",
+                f"{self.path} has only {at:,} readable bytes of {self._end:,} that were promised",
             )
 
 
 class Absent:
-    """Records that are not at hand: whoever wants to read them hears why.
+    """Records that cannot be read: reading them raises the reason, and sets `wanted`.
 
     >>> absent = Absent(LostError("DAMAGED", "they are gone"))
     >>> list(absent)
@@ -149,23 +149,23 @@ class Absent:
     True
     """
 
-    def __init__(self, why: LostError) -> None:
-        self._why = why
+    def __init__(self, reason: LostError) -> None:
+        self._reason = reason
         self.wanted = False
 
     def __iter__(self) -> Iterator[bytes]:
         return self.batches()
 
     def batches(self) -> Iterator[Any]:
-        """There are none."""
+        """Raise the reason why the records cannot be read."""
         self.wanted = True
-        raise self._why
+        raise self._reason
 
 
-class Given:
-    """Records that are at hand, for tests of targets.
+class InMemoryRecords:
+    """Records in memory, for tests of targets.
 
-    >>> list(Given([b"a", b"b"]))
+    >>> list(InMemoryRecords([b"a", b"b"]))
     [b'a', b'b']
     """
 
@@ -177,17 +177,17 @@ class Given:
         return iter(self._records)
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Some at a time."""
+        """Yield the records in batches of the size given at the start."""
         for at in range(0, len(self._records), self._size):
             yield self._records[at : at + self._size]
 
 
 def _batches(file: BinaryIO) -> Iterator[bytes]:
-    """The batches from there on, up to the first that is not whole."""
+    """Yield the batches from the current position on, up to the first incomplete one."""
     at = 0
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
         code, length, start = _HEAD.unpack(head)
-        if start != at or not 0 < length <= LONGEST:
+        if start != at or not 0 < length <= MAX_BATCH_BYTES:
             return
         data = file.read(length)
         if len(data) < length or crc32(data, crc32(head[_CRC.size :])) != code:

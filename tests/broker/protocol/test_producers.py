@@ -213,9 +213,9 @@ def test_a_commit_that_came_to_nothing_can_be_asked_for_again() -> None:
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (0, "this commit names 0 of them"),
-        (2, "this commit names 2 of them"),
-        (4, "and 4 were: what is missing"),
+        (0, "but the commit names 0"),
+        (2, "but the commit names 2"),
+        (4, "but the commit names 4: the missing messages"),
     ],
 )
 def test_a_commit_of_another_number_of_messages_is_lost_output(count: int, text: str) -> None:
@@ -328,13 +328,13 @@ def test_committed_sequences_are_kept_as_ranges(monkeypatch: pytest.MonkeyPatch)
         committed(producers, {sequence: 3})
     flow = producers.by_name["flow"]
     assert flow.committed == [(1, 3), (4, 7)]
-    monkeypatch.setattr(rules, "MOST_RANGES", 1)
+    monkeypatch.setattr(rules, "MAX_RANGES", 1)
     committed(producers, {sequences[2]: 3})
     assert flow.committed == [(1, 7)]
 
 
 def test_what_was_forgotten_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "MOST_RANGES", 1)
+    monkeypatch.setattr(rules, "MAX_RANGES", 1)
     producers = begun()
     first, _, third = (staged(producers, offset=3 * n) for n in range(3))
     committed(producers, {first: 3})
@@ -426,7 +426,7 @@ def test_a_late_piece_is_refused_also_when_later_labels_are_committed(
         assert labelled(producers, {staged(producers): 3}, range(label, label + 1))
         with pytest.raises(SequenceOverError, match="label 0 was committed before"):
             producers.staged(1, 1, loser, 0, 3, 30, 9)
-    monkeypatch.setattr(rules, "MOST_OPENED", 2)
+    monkeypatch.setattr(rules, "MAX_OPENED", 2)
     opened = [producers.open("flow", 1, now=0, label=label)[0] for label in (3, 4, 5)]
     flow = producers.by_name["flow"]
     assert [*flow.opened] == opened[-2:]
@@ -456,7 +456,7 @@ def test_labels_in_any_order_are_remembered_as_ranges(monkeypatch: pytest.Monkey
     for label in (7, 3, 5, 4):
         assert labelled(producers, {staged(producers): 3}, range(label, label + 1))
     assert producers.by_name["flow"].labels == [(3, 6), (7, 8)]
-    monkeypatch.setattr(rules, "MOST_RANGES", 2)
+    monkeypatch.setattr(rules, "MAX_RANGES", 2)
     assert labelled(producers, {staged(producers): 3}, range(20, 21))
     later = again(producers)
     assert not labelled(later, {staged(later): 3}, range(7, 8))

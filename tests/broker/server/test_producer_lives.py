@@ -342,7 +342,7 @@ def test_a_put_that_is_too_large_does_not_count(
         async with node(tmp_path) as running:
             client = await running.client()
             await client.ensure(STREAM)
-            monkeypatch.setattr("railgun.client.publisher.MOST", 500_000)
+            monkeypatch.setattr("railgun.client.publisher.MAX_PUBLISH_BYTES", 500_000)
             async with client.transaction(STREAM) as transaction:
                 await transaction.put(b"a")
                 puts = [
@@ -393,7 +393,7 @@ def test_puts_that_are_refused_do_not_count_nor_do_those_behind_them(tmp_path: P
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the staging log be tidied after some hundred kilobytes."""
-    monkeypatch.setattr(producing, "LET_GO_BYTES", 200_000)
+    monkeypatch.setattr(producing, "PURGE_BYTES", 200_000)
     monkeypatch.setattr(producing, "MOVED_BYTES", 50_000)
     monkeypatch.setattr(nodes, "STAGING_LOG", LogConfig(segment_bytes=100_000))
 

@@ -1,20 +1,22 @@
-"""Drives the producers of a persistent stream (`broker.protocol.producers`): their records, staging log, and units.
+"""Drive the producers of a persistent stream (`broker.protocol.producers`): their notes, staging log, and units.
 
 Rules:
 
-1. What is staged lies in a stream of its own beside the stream, in the same region, so that both have one master. It is
-   made when it is needed, goes with the stream, and nobody else can read it, write to it or see it.
-2. Notes are kept with the states of groups, and are as safe as these. All is read anew, when it is needed, after a
-   restart, after a failover, and when a note could not be written. A unit that is looked for may be in the log and
-   not safe yet: so all that is in the log is waited for first.
-3. A commit copies what is staged from one log to the other, one sequence after the other, in the turn of the stream's
-   one writer: nothing comes between its batches. If that fails, what was written is cut off; if that fails too, the log
-   has failed, and what is not whole is cut off when it is opened.
-4. A commit that is in the log, and not safe, is waited for as long as this node is the master: it may be safe yet.
-5. What is staged is let go of when it is committed or dropped, some megabytes at a time. The staging log can be purged
-   up to what is still needed. If that holds back much more than it is itself, it is copied to the end of the log, and
-   when the copy is safe, the log is purged up to that. Whoever reads the log finds both, or only one of them: a copy is
-   a unit, and says that it takes the place of all that was staged before for its sequence (`ANEW`).
+1. Staged messages lie in a stream of their own, the *staging log*, in the same region as the stream, so that both have
+   one master. The staging log is created when it is needed and deleted with the stream; clients cannot read it, write
+   to it or see it.
+2. Notes are stored with the states of consumer groups, and are as safe as these. All state is read anew, when it is
+   needed, after a restart, after a failover, and when a note could not be written. The unit of an intent may be in the
+   log and not safe yet: so the reader waits first until all that is in the log is safe.
+3. A commit copies staged batches from one log to the other, one sequence after the other, in the turn of the stream's
+   one writer: nothing comes between its batches. If the copy fails, the part that was written is cut off. If that fails
+   too, the log has failed, and the incomplete unit is cut off when the log is opened.
+4. If a commit is in the log, and not safe, the node waits for as long as it is the master: the commit may become safe.
+5. Messages that were committed or dropped are purged from the staging log, some megabytes at a time. The log can be
+   purged only up to the first message that is still needed. If a needed message holds back much more than its own size,
+   it is copied to the end of the log, and when the copy is safe, the log is purged up to the next needed message. A
+   reader of the log finds both the original and the copy, or only one of them: a copy is a unit, and its first batch
+   says that it replaces all that was staged before for its sequence (`ANEW`).
 """
 
 from __future__ import annotations
@@ -41,30 +43,32 @@ if TYPE_CHECKING:
     from railgun.transport.proto import streams_pb2 as p
 
 PIECE_BYTES: Final = 4 << 20
-"""How much is read and copied at once."""
-LET_GO_BYTES: Final = 16 << 20
-"""How much of what is not needed any more gathers before it is purged."""
+"""The most bytes to read and copy at once."""
+PURGE_BYTES: Final = 16 << 20
+"""Bytes that are no longer needed gather up to this size before the staging log is purged."""
 MOVED_BYTES: Final = 8 << 20
-"""How much of several sequences is moved at once."""
-AGAIN_S: Final = 0.2
-SETTLES: Final = 250
+"""The most bytes of several sequences to move at once."""
+RETRY_PAUSE_S: Final = 0.2
+SETTLE_PAUSE_S: Final = 0.02
+SETTLE_CHECKS: Final = 250
+"""How often `settle` looks whether all commits are noted."""
 _LOG: Final = logging.getLogger(__name__)
 
 
 class StagingFullError(RailgunError):
-    """As much is staged for a stream as may be."""
+    """The messages would exceed the stream's limit for staged bytes, `max_staged`."""
 
     code: ClassVar[str] = "STAGING_FULL"
 
 
 class NotesDamagedError(RailgunError):
-    """The notes of producers were damaged: nobody knows any more what they have committed."""
+    """The notes of producers were damaged: the node no longer knows what was committed."""
 
     code: ClassVar[str] = "NOTES_DAMAGED"
 
 
 class _Turn:
-    """What one at a time may have, and how many have it or wait for it."""
+    """A lock for one name, and how many tasks hold it or wait for it."""
 
     def __init__(self) -> None:
         self.lock, self.users = asyncio.Lock(), 0
@@ -72,7 +76,7 @@ class _Turn:
 
 @contextlib.asynccontextmanager
 async def _turn(turns: dict[str, _Turn], name: str) -> AsyncIterator[None]:
-    """Take the turn of a name; it is gone with the last one that wanted it."""
+    """Hold the lock of a name; it is deleted when no task needs it any more."""
     turn = turns.setdefault(name, _Turn())
     turn.users += 1
     try:
@@ -85,7 +89,7 @@ async def _turn(turns: dict[str, _Turn], name: str) -> AsyncIterator[None]:
 
 
 class Producing:
-    """The producers of one stream. All but what is copied happens in the event loop."""
+    """The producers of one stream. All runs in the event loop, except reads and copies of logs."""
 
     def __init__(
         self, stream: Persistent, find_staging: Callable[[Persistent], Awaitable[Persistent]]
@@ -95,21 +99,23 @@ class Producing:
         self._producers: Producers | None = None
         self._staging: Persistent | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._early: list[Callable[[RailgunError | None], None]] = []  # pieces that came meanwhile
-        self._life = 0  # changes with whatever makes what is known void
-        self._since: int | None = None  # where units may begin that notes on disk do not know of
+        self._early: list[
+            Callable[[RailgunError | None], None]
+        ] = []  # pieces that came during the load
+        self._life = 0  # changes whenever the state that was read becomes void
+        self._since: int | None = None  # from here on, notes on disk may lack commits
         self._left = 0  # bytes that are not needed, and could not be purged
-        self._letting_go: asyncio.Task[None] | None = None
-        self._held: dict[object, int] = {}  # where what notes drop that are not safe yet begins
+        self._purging: asyncio.Task[None] | None = None
+        self._held: dict[object, int] = {}  # offsets to keep until notes that drop them are safe
         self._noting: list[Intent] = []  # commits that are done, and not noted as such
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns: dict[str, _Turn] = {}  # one commit of a producer after the other
-        self._opens: dict[str, _Turn] = {}  # those that wait for a note of what they open
+        self._turns: dict[str, _Turn] = {}  # by producer: one commit after the other
+        self._opens: dict[str, _Turn] = {}  # by producer: calls of `open` that wait for a note
 
     # ------------------------------------------------------------ beginning and ending
 
     def take_notes(self, kept: dict[str, Any]) -> None:
-        """Take the notes of producers out of what was kept: they are no groups."""
+        """Take the notes of producers out of the saved states of groups."""
         names = [name for name in kept if name.startswith(PRODUCER)]
         notes = [kept.pop(name).told for name in names]
         intents = [note["intent"] for note in notes if note.get("intent")]
@@ -117,7 +123,7 @@ class Producing:
         self._since = min((since for *_, since in intents), default=None)
 
     def stop(self, error: RailgunError) -> None:
-        """Forget what is known; whoever waits is told."""
+        """Forget all state that was read, and fail the pieces that wait for it with `error`."""
         self._life += 1
         self._producers = self._staging = self._loading = None
         early, self._early = self._early, []
@@ -126,16 +132,16 @@ class Producing:
             piece(error)
 
     def keeps_from(self, end: int) -> int:
-        """Return the offset from which on nothing may be trimmed: a commit there is not noted as done."""
-        found = [end, *(intent.since for intent in self._noting)]
-        found += [] if self._since is None else [self._since]
+        """Return the offset from which on nothing may be trimmed, as a commit there is not noted as done."""
+        offsets = [end, *(intent.since for intent in self._noting)]
+        offsets += [] if self._since is None else [self._since]
         for producer in self._producers.by_name.values() if self._producers is not None else ():
             if producer.intent is not None:
-                found.append(producer.intent.since)
-        return min(found)
+                offsets.append(producer.intent.since)
+        return min(offsets)
 
     async def _ready(self) -> Producers:
-        """Return the producers, after they were read if need be."""
+        """Return the producers, after reading them if necessary."""
         while self._producers is None:
             if self._loading is None:
                 self._loading = self._stream.loop.create_task(self._load(self._life))
@@ -143,7 +149,7 @@ class Producing:
         return self._producers
 
     def _load_soon(self) -> None:
-        """Read all, though nobody waits for it."""
+        """Begin to read all state, although no caller waits for it."""
         if self._loading is None:
             self._loading = self._stream.loop.create_task(self._load(self._life))
             self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -167,13 +173,13 @@ class Producing:
         stream.check_master()
         if stream.groups_damaged and stream.copies is None:
             raise NotesDamagedError(
-                f"the groups of {stream.name!r} were damaged, and with them what producers have committed: it cannot "
-                "be written exactly once any more. Make another stream"
+                f"the states of groups of {stream.name!r} were damaged, and with them the notes of what producers have "
+                "committed: the stream cannot be written exactly once any more. Create another stream"
             )
         staging = await self._find_staging(stream)
         staging.check_master()
-        await staging.perform(staging.log, lambda: None)  # behind pieces that are on their way
-        await _until_safe(staging, staging.log.end)  # they will be answered: they have to be found
+        await staging.perform(staging.log, lambda: None)  # after pieces that are on their way
+        await _until_safe(staging, staging.log.end)  # those will be answered: they must be found
         kept = await stream.perform(stream.group_log, stream.group_log.load)
         notes = {n[1:]: s.told for n, s in kept.items() if isinstance(s, ProducerNote)}
         stream_note = notes.pop("", {})
@@ -182,7 +188,7 @@ class Producing:
             producers.found(*batch[:5], stream.now(), anew=batch.anew)
         changed = []
         if any(producer.intent is not None for producer in producers.by_name.values()):
-            await stream.perform(stream.log, lambda: None)  # behind units that are being written
+            await stream.perform(stream.log, lambda: None)  # after units that are being written
             await _until_safe(stream, stream.log.end)
         for producer in producers.by_name.values():
             if producer.intent is not None:
@@ -198,23 +204,21 @@ class Producing:
         stream.check_master()
         self._producers, self._staging = producers, staging
         await self._keep(*changed)
-        if (
-            life == self._life
-        ):  # else what was known is void once more, and so is what was found here
+        if life == self._life:  # otherwise the state just read is void again
             self._since = None
-            self._let_go_soon()
+            self._purge_soon()
 
     async def _keep(self, *names: str) -> None:
-        """Write the notes of producers; if that fails, all is read anew: nobody knows what is on disk."""
+        """Write the notes of producers. If that fails, read all state anew, as it is unknown what is on disk."""
         if not names or self._producers is None:
             return
-        life, found = self._life, self._producers
+        life, producers = self._life, self._producers
         changes: list[tuple[str, bytes | None]] = [
-            (PRODUCER, ProducerNote(found.stream_note()).pack())  # first: it must not be behind
+            (PRODUCER, ProducerNote(producers.stream_note()).pack())  # first: it must not be older
         ]
         covered: list[tuple[int, int]] = []
         for name in names:
-            producer = found.by_name.get(name)
+            producer = producers.by_name.get(name)
             note = None if producer is None else ProducerNote(producer.note()).pack()
             changes.append((PRODUCER + name, note))
             if producer is not None:
@@ -228,8 +232,8 @@ class Producing:
                 self._since = self.keeps_from(self._stream.log.end)
                 self.stop(error)
             raise
-        for one in covered:
-            found.noted(*one)
+        for number, reserved in covered:
+            producers.noted(number, reserved)
 
     # ------------------------------------------------------------ what producers ask for
 
@@ -241,21 +245,21 @@ class Producing:
         lifetime: int = 0,
         session: str | None = None,
     ) -> dict[str, Any]:
-        """Begin an epoch of a producer, by its number or for a session: what is known of it, and what is staged."""
+        """Begin an epoch of a producer, by number or for a session; return its state and what it has staged."""
         async with _turn(self._turns, name):
             producers = await self._ready()
             before = producers.by_name.get(name)
-            known = {} if before is None else before.note() | {"used": 0}
+            state_before = {} if before is None else before.note() | {"used": 0}
             with self._holding(producers):
                 if session is not None:
                     producer = producers.begin_session(name, session, self._stream.now(), lifetime)
                 else:
                     assert epoch is not None
                     producer = producers.begin(name, epoch, self._stream.now(), keep, lifetime)
-                if known != producer.note() | {"used": 0}:
+                if state_before != producer.note() | {"used": 0}:
                     await self._keep(name)
-            self._let_go_soon()
-        staged = {str(sequence): one.count for sequence, one in producer.staged.items()}
+            self._purge_soon()
+        staged = {str(sequence): entry.count for sequence, entry in producer.staged.items()}
         return {
             "number": producer.number,
             "epoch": producer.epoch,
@@ -264,48 +268,52 @@ class Producing:
         }
 
     async def open(self, name: str, epoch: int, label: int | None = None) -> int:
-        """Return a new sequence of a producer; `label`: what it will be committed under."""
+        """Return a new sequence of a producer; `label`: the label to commit the sequence under."""
         producers, life = await self._ready(), self._life
         sequence, has_to_note = producers.open(name, epoch, self._stream.now(), label)
         if has_to_note:
-            async with _turn(self._opens, name):  # one note is enough for all that wait
+            async with _turn(self._opens, name):  # one note is enough for all waiting calls
                 self._check_life(life)
                 producer = producers.by_name.get(name)
                 if producer is not None and sequence >= producer.covered:
                     await self._keep(name)
         return sequence
 
-    def stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
-        """Stage batches that have been looked at; `answer` is called when they are safe."""
-        if self._producers is None or self._early:  # those that came before are first
+    def stage(
+        self, staging: p.Staging, batches: list[bytearray], size: int, answer: Answer
+    ) -> None:
+        """Stage batches that were validated, and call `answer` when they are safe."""
+        if self._producers is None or self._early:  # pieces that came before are first
             self._early.append(
-                lambda e: answer(e) if e else self._stage(told, batches, size, answer)
+                lambda e: answer(e) if e else self._stage(staging, batches, size, answer)
             )
             self._load_soon()
         else:
-            self._stage(told, batches, size, answer)
+            self._stage(staging, batches, size, answer)
 
-    def _stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
+    def _stage(
+        self, staging: p.Staging, batches: list[bytearray], size: int, answer: Answer
+    ) -> None:
         from railgun.broker.streams.persistent import Stored
 
-        producers, staging = self._producers, self._staging
-        if producers is None or staging is None:
+        producers, staging_log = self._producers, self._staging
+        if producers is None or staging_log is None:
             answer(NoMasterError(f"the master of {self._stream.name!r} has changed: try again"))
             return
         count = sum(head(batch).count for batch in batches)
-        stored = Stored(told.at, count)
+        stored = Stored(staging.at, count)
         try:
-            self._check_room(producers, size)
-            where = (told.producer, told.epoch, told.sequence, told.at)
-            fresh = producers.staged(*where, count, size, staging.log.end, self._stream.now())
+            self._check_max_staged(producers, size)
+            where = (staging.producer, staging.epoch, staging.sequence, staging.at)
+            fresh = producers.staged(*where, count, size, staging_log.log.end, self._stream.now())
         except RailgunError as error:
             answer(error)
             return
         if not fresh:
-            staging.when_all_safe(lambda error: answer(error or stored))
+            staging_log.when_all_safe(lambda error: answer(error or stored))
             return
         for batch in batches:
-            mark(batch, STAGED, told.producer, told.sequence)
+            mark(batch, STAGED, staging.producer, staging.sequence)
         life = self._life
 
         def done(outcome: Stored | RailgunError) -> None:
@@ -313,24 +321,24 @@ class Producing:
                 answer(stored)
                 return
             if life == self._life:
-                producers.not_staged(told.producer, told.sequence, told.at, size)
+                producers.not_staged(staging.producer, staging.sequence, staging.at, size)
             answer(outcome)
 
-        staging.publish(batches, done)
+        staging_log.publish(batches, done)
 
-    def _check_room(self, producers: Producers, size: int) -> None:
-        most, used = self._stream.settings.max_staged, producers.staged_size
-        if used + size > most:
-            some = [one for one in producers.by_name.values() if one.staged]
-            largest = max(some, key=_staged_bytes, default=None)
-            named = (
-                "nobody"
+    def _check_max_staged(self, producers: Producers, size: int) -> None:
+        limit, used = self._stream.settings.max_staged, producers.staged_size
+        if used + size > limit:
+            staging = [producer for producer in producers.by_name.values() if producer.staged]
+            largest = max(staging, key=_staged_bytes, default=None)
+            by = (
+                "no producer"
                 if largest is None
-                else f"{len(some)} producers, most of it by {largest.name!r} ({_staged_bytes(largest):,})"
+                else f"{len(staging)} producers, most of it by {largest.name!r} ({_staged_bytes(largest):,})"
             )
             raise StagingFullError(
-                f"{used:,} bytes are staged for {self._stream.name!r} by {named}, and {size:,} more would exceed its "
-                f"max_staged, {most:,}. Commit more often (snapshots, micro-batches), allow more (railgun stream "
+                f"{used:,} bytes are staged for {self._stream.name!r} by {by}, and {size:,} more would exceed its "
+                f"max_staged, {limit:,}. Commit more often (snapshots, micro-batches), allow more (railgun stream "
                 "ensure --mode overwrite --max-staged N), or forget producers that are gone for good (the calls "
                 "producers and forget_producer)"
             )
@@ -338,9 +346,10 @@ class Producing:
     async def commit(
         self, name: str, epoch: int, counts: Mapping[int, int], labels: range | None = None
     ) -> tuple[int, int | None]:
-        """Commit sequences, each of so many messages; how many became part of the stream now, and from where on.
+        """Commit sequences, each with a count of messages; return how many joined the stream now, and the first offset.
 
-        Of what was committed before, that is known of the last commit only. `labels`: that are committed with them.
+        If the commit was done before, the offset is known only if it was the producer's last. `labels`: the labels to
+        commit with the sequences.
         """
         async with _turn(self._turns, name):
             producers = await self._ready()
@@ -362,10 +371,10 @@ class Producing:
         self._check_life(life)
         intent = producers.commit(name, epoch, counts, stream.log.end, stream.now(), labels)
         if intent is None:
-            self._let_go_soon()
+            self._purge_soon()
             return 0, producers.base_of(name, counts)
         producer = producers.by_name[name]
-        first = min(producer.staged[one].first for one in intent.sequences)
+        first = min(producer.staged[sequence].first for sequence in intent.sequences)
         find = partial(_find_ranges, staging, producer.number, intent.sequences, first)
         try:
             ranges = await stream.loop.run_in_executor(None, find)
@@ -375,7 +384,7 @@ class Producing:
                 producers.abandoned(name, intent.number)
             raise
         await self._keep(name)
-        self._check_life(life)  # whoever reads the notes anew has to find the unit
+        self._check_life(life)  # a later load of the notes has to find the unit
         try:
             copy = partial(_copy_unit, stream, staging, producer.number, intent.number, ranges)
             base, end = await stream.write_unit(copy)
@@ -393,35 +402,35 @@ class Producing:
         return end - base, base
 
     async def drop(self, name: str, epoch: int, sequences: Sequence[int]) -> None:
-        """Drop what a producer has staged for some sequences, for good, behind a commit of it."""
+        """Drop what a producer has staged for sequences, for good, after any commit of it under way."""
         async with _turn(self._turns, name):
             producers = await self._ready()
             with self._holding(producers):
                 producers.drop(name, epoch, sequences, self._stream.now())
                 await self._keep(name)
-        self._let_go_soon()
+        self._purge_soon()
 
     def _check_life(self, life: int) -> None:
         if life != self._life:
             raise NoMasterError(f"the master of {self._stream.name!r} has changed: try again")
 
     async def _note_done(self, name: str, intent: Intent, life: int) -> None:
-        """Write that a commit is done, and let go of what is not needed any more."""
-        with contextlib.suppress(RailgunError):  # it is found out when all is read anew
+        """Write that a commit is done, and purge what is not needed any more."""
+        with contextlib.suppress(RailgunError):  # the next load finds the unit
             await self._keep(name)
             if life != self._life or self._producers is None or self._staging is None:
                 return
             self._noting.remove(intent)
-            self._let_go_soon()
+            self._purge_soon()
 
-    def _let_go_soon(self) -> None:
-        """Purge what is not needed any more, if it is much or all there is."""
-        if self._letting_go is None and self._wants_purge():
-            self._letting_go = self._stream.loop.create_task(self._let_go(self._life))
-            self._letting_go.add_done_callback(self._has_let_go)
+    def _purge_soon(self) -> None:
+        """Purge the staging log in a task, if much of it or all of it is not needed any more."""
+        if self._purging is None and self._wants_purge():
+            self._purging = self._stream.loop.create_task(self._purge_or_move(self._life))
+            self._purging.add_done_callback(self._purge_done)
 
-    def _has_let_go(self, task: asyncio.Task[None]) -> None:
-        self._letting_go = None
+    def _purge_done(self, task: asyncio.Task[None]) -> None:
+        self._purging = None
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("the staging log of %r cannot be purged", self._stream.name, exc_info=error)
 
@@ -431,28 +440,28 @@ class Producing:
             return False
         if not producers.staged_size:
             return staging.log.first < self._needed_from()
-        return self._unneeded_bytes() > LET_GO_BYTES + self._left
+        return self._unneeded_bytes() > PURGE_BYTES + self._left
 
     def _unneeded_bytes(self) -> int:
-        """Return how much of the staging log is not needed any more."""
+        """Return how many bytes of the staging log are not needed any more."""
         producers, staging = self._producers, self._staging
         assert producers is not None
         assert staging is not None
         return max(0, staging.log.size - producers.staged_size)
 
     def _needed_from(self) -> int:
-        """Return from where on something in the staging log is needed, or was before a note that is not safe yet."""
+        """Return the first offset of the staging log that is needed, or was before a note that is not safe yet."""
         producers, staging = self._producers, self._staging
         assert producers is not None
         assert staging is not None
         return min([producers.staged_from(staging.end), staging.end, *self._held.values()])
 
-    async def _let_go(self, life: int) -> None:
-        """Purge what is not needed any more; move what holds back much of it to the end of the staging log."""
+    async def _purge_or_move(self, life: int) -> None:
+        """Purge what is not needed any more; move messages that hold back much of it to the end of the staging log."""
         staging = self._staging
         if staging is None:
             return
-        with contextlib.suppress(RailgunError):  # it is tried again with what is let go of next
+        with contextlib.suppress(RailgunError):  # the next purge tries again
             await self._purge(life)
             end = staging.log.end
             while life == self._life and self._is_bloated() and await self._move(life, end):
@@ -467,47 +476,47 @@ class Producing:
                 await self._staging.purge(needed_from)
 
     def _is_bloated(self) -> bool:
-        """Return whether what is not needed, and cannot be purged, is much, also beside what is needed."""
+        """Return whether the unneeded bytes that cannot be purged exceed both `PURGE_BYTES` and the needed bytes."""
         producers = self._producers
         if producers is None:
             return False
-        return self._unneeded_bytes() > max(LET_GO_BYTES, producers.staged_size)
+        return self._unneeded_bytes() > max(PURGE_BYTES, producers.staged_size)
 
     async def _move(self, life: int, end: int) -> bool:
-        """Copy what is staged first to the end of the staging log; return False if nothing is staged before `end`.
+        """Copy the first staged messages to the end of the staging log; return False if none lie before `end`.
 
-        Copied is some of what the same producer has staged before `end`, each sequence as a unit. If that fails, or is
-        not safe when the node ends, all stays as it is.
+        Copies messages that one producer has staged before `end`, each sequence as a unit. If the copy fails, or is not
+        safe when the node ends, all stays as it is.
         """
         producers = self._producers
         first = None if producers is None else producers.first_staged()
         if producers is None or first is None or first.offset >= end:
             return False
-        async with _turn(self._turns, first.name):  # no commit of it is under way then
+        async with _turn(self._turns, first.name):  # no commit of the producer is under way then
             self._check_life(life)
             producer, staging = producers.by_name.get(first.name), self._staging
             assert staging is not None
-            if producer is None:  # it was forgotten meanwhile
+            if producer is None:  # the producer was forgotten meanwhile
                 return True
             old = sorted(
                 (staged.first, sequence, staged.count, staged.size)
                 for sequence, staged in producer.staged.items()
                 if staged.first < end
             )
-            if not old:  # it was dropped meanwhile
+            if not old:  # all was dropped meanwhile
                 return True
             sizes = itertools.accumulate(size for *_, size in old)
-            some = [one for one, size in zip(old, sizes, strict=True) if size <= MOVED_BYTES]
-            some = some or old[:1]
-            found: dict[int, _Ranges] = {sequence: [] for _, sequence, *_ in some}
-            # What was accepted, and is not on disk yet, lies behind that, and is looked for when it is copied.
-            known = staging.log.durable_end
-            begin = max(some[0][0], staging.log.first)
-            where = partial(_add_ranges, staging, producer.number, found, begin, known)
-            messages = sum(count for _, _, count, _ in some)
-            await self._stream.loop.run_in_executor(None, where, messages)
+            chosen = [entry for entry, size in zip(old, sizes, strict=True) if size <= MOVED_BYTES]
+            chosen = chosen or old[:1]
+            ranges: dict[int, _Ranges] = {sequence: [] for _, sequence, *_ in chosen}
+            # Pieces that were accepted and are not on disk yet lie behind this offset: the copy looks for them.
+            known_end = staging.log.durable_end
+            begin = max(chosen[0][0], staging.log.first)
+            find = partial(_add_ranges, staging, producer.number, ranges, begin, known_end)
+            messages = sum(count for _, _, count, _ in chosen)
+            await self._stream.loop.run_in_executor(None, find, messages)
             bases: dict[int, int] = {}
-            copy = partial(_copy_forward, staging, producer.number, found, known, bases)
+            copy = partial(_copy_forward, staging, producer.number, ranges, known_end, bases)
             _, copied_end = await staging.write_unit(copy)
             await _until_safe(staging, copied_end)
             self._check_life(life)
@@ -517,7 +526,7 @@ class Producing:
 
     @contextlib.contextmanager
     def _holding(self, producers: Producers) -> Iterator[None]:
-        """Keep all that is staged now until a note is safe by which some of it is dropped."""
+        """Keep all that is staged now until a note that drops some of it is safe."""
         staging, ticket = self._staging, object()
         if staging is not None:
             self._held[ticket] = producers.staged_from(staging.end)
@@ -527,14 +536,14 @@ class Producing:
             self._held.pop(ticket, None)
 
     async def settle(self) -> None:
-        """Wait for a while until commits that are done are noted as such: what they hold cannot be trimmed before."""
-        for _ in range(SETTLES):
+        """Wait for a while until commits are noted as done: before that, their messages cannot be trimmed."""
+        for _ in range(SETTLE_CHECKS):
             if not self._noting:
                 return
-            await asyncio.sleep(AGAIN_S / 10)
+            await asyncio.sleep(SETTLE_PAUSE_S)
 
     async def forget(self, name: str) -> bool:
-        """Forget a producer, with what it has staged, behind a commit of it; whether there was one."""
+        """Forget a producer and what it has staged, after any commit of it under way; return whether it existed."""
         async with _turn(self._turns, name):
             return await self._forget(name, await self._ready())
 
@@ -542,41 +551,43 @@ class Producing:
         with self._holding(producers):
             gone = producers.forget(name)
             await self._keep(name)
-        self._let_go_soon()
+        self._purge_soon()
         return gone is not None
 
     async def expire(self) -> None:
-        """Forget producers that were not used for longer than they live; and settle commits of before a restart."""
+        """Forget producers that were idle for longer than their lifetime; settle commits from before a restart."""
         producers = self._producers
         if producers is None:
-            if self._since is not None:  # nothing is trimmed before
+            if self._since is not None:  # nothing is trimmed before the load
                 self._load_soon()
             return
         producers.drop_stale(self._stream.now())
         for name in producers.expired(self._stream.now()):
-            if name in self._turns:  # somebody uses it
+            if name in self._turns:  # the producer is in use
                 continue
             async with _turn(self._turns, name):
                 producers = await self._ready()
-                if name in producers.expired(self._stream.now()):  # it was not used meanwhile
+                if name in producers.expired(self._stream.now()):  # still idle
                     await self._forget(name, producers)
-        self._let_go_soon()
+        self._purge_soon()
 
     async def describe(self) -> list[dict[str, Any]]:
-        """Return what there is to know of all producers."""
+        """Return the state of all producers, as plain values."""
         producers = await self._ready()
         return [
             {
-                "name": one.name,
-                "number": one.number,
-                "epoch": one.epoch,
-                "session": one.session,
-                "committed": sum(end - first for first, end in one.committed),
-                "labels": [[first, end - 1] for first, end in one.labels],
-                "staged": {str(sequence): found.count for sequence, found in one.staged.items()},
-                "staged_bytes": _staged_bytes(one),
+                "name": producer.name,
+                "number": producer.number,
+                "epoch": producer.epoch,
+                "session": producer.session,
+                "committed": sum(end - first for first, end in producer.committed),
+                "labels": [[first, end - 1] for first, end in producer.labels],
+                "staged": {
+                    str(sequence): entry.count for sequence, entry in producer.staged.items()
+                },
+                "staged_bytes": _staged_bytes(producer),
             }
-            for one in producers.by_name.values()
+            for producer in producers.by_name.values()
         ]
 
 
@@ -584,14 +595,14 @@ class Producing:
 
 
 async def _all_safe(stream: Persistent) -> None:
-    """Wait until all that was given to a stream is safe."""
+    """Wait until all batches given to a stream are safe."""
     done: asyncio.Future[None] = stream.loop.create_future()
     stream.when_all_safe(partial(resolve, done))
     await done
 
 
 async def _until_safe(stream: Persistent, end: int) -> None:
-    """Wait until what is in a log before an offset is safe, as long as this node is the master."""
+    """Wait until the batches of a log before offset `end` are safe, as long as this node is the master."""
     while stream.copies is not None:
         done: asyncio.Future[None] = stream.loop.create_future()
         stream.copies.when_safe(end, partial(resolve, done))
@@ -599,7 +610,7 @@ async def _until_safe(stream: Persistent, end: int) -> None:
             await done
             return
         except NotEnoughReplicasAfterAppendError:
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_PAUSE_S)
 
 
 class _StagedBatch(NamedTuple):
@@ -611,20 +622,20 @@ class _StagedBatch(NamedTuple):
     size: int
     base: int
     anew: bool
-    """Whether a copy of all that was staged before for its sequence begins with it."""
+    """Whether the batch begins a copy of all that was staged before for its sequence."""
 
 
 def _staged_batches(staging: Persistent) -> list[_StagedBatch]:
-    """Return all batches that are staged."""
-    found, at, end = [], staging.log.first, staging.end
+    """Return all staged batches in the staging log."""
+    staged, at, end = [], staging.log.first, staging.end
     while batches := staging.log.read(at, PIECE_BYTES, end) if at < end else []:
         for batch in batches:
             header = head(batch)
             at = header.end
             if header.flags & STAGED:
                 where = header.producer, header.number, header.count, header.size, header.base
-                found.append(_StagedBatch(*where, bool(header.flags & ANEW)))
-    return found
+                staged.append(_StagedBatch(*where, bool(header.flags & ANEW)))
+    return staged
 
 
 def _staged_bytes(producer: Producer) -> int:
@@ -632,16 +643,19 @@ def _staged_bytes(producer: Producer) -> int:
 
 
 def _find_unit(stream: Persistent, producer: int, intent: Intent) -> int | None:
-    """Return where the unit of a commit begins in the log; None: it is not there."""
+    """Return the offset where the unit of a commit begins in the log, or None if the log does not have it."""
     at, end = max(intent.since, stream.log.first), stream.end
     begin = at
     while batches := stream.log.read(at, PIECE_BYTES, end) if at < end else []:
         for batch in batches:
-            told = head(batch)
-            at = told.end
-            if told.flags & COMMITS and (told.producer, told.number) == (producer, intent.number):
+            header = head(batch)
+            at = header.end
+            if header.flags & COMMITS and (header.producer, header.number) == (
+                producer,
+                intent.number,
+            ):
                 return begin
-            if not told.flags & CONTINUES:
+            if not header.flags & CONTINUES:
                 begin = at
     return None
 
@@ -652,32 +666,32 @@ _Ranges: TypeAlias = list[tuple[int, int]]
 def _find_ranges(
     staging: Persistent, producer: int, sequences: Sequence[int], first: int
 ) -> _Ranges:
-    """Return where the batches of some sequences lie in the staging log, in the order of the sequences."""
-    found: dict[int, _Ranges] = {sequence: [] for sequence in sequences}
-    _add_ranges(staging, producer, found, max(first, staging.log.first), staging.end)
-    return [one for sequence in sequences for one in found[sequence]]
+    """Return where the batches of sequences lie in the staging log, in the order of the sequences."""
+    ranges: dict[int, _Ranges] = {sequence: [] for sequence in sequences}
+    _add_ranges(staging, producer, ranges, max(first, staging.log.first), staging.end)
+    return [span for sequence in sequences for span in ranges[sequence]]
 
 
 def _add_ranges(
     staging: Persistent,
     producer: int,
-    found: dict[int, _Ranges],
+    ranges: dict[int, _Ranges],
     at: int,
     end: int,
-    most: int | None = None,
+    max_messages: int | None = None,
 ) -> None:
-    """Add to `found` where the batches of its sequences lie from `at` to before `end`.
+    """Add to `ranges` where the batches of its sequences lie, from `at` to before `end`.
 
-    `most`: how many messages there are at most; it does not look further when it has them.
+    `max_messages`: stop when this many messages were found.
     """
     messages = 0
     while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
         for batch in batches:
             header = head(batch)
             at = header.end
-            if header.producer != producer or header.number not in found:
+            if header.producer != producer or header.number not in ranges:
                 continue
-            own, begin = found[header.number], header.base
+            own, begin = ranges[header.number], header.base
             if header.flags & ANEW:
                 messages -= sum(stop - start for start, stop in own)
                 own.clear()
@@ -685,34 +699,34 @@ def _add_ranges(
             if own and own[-1][1] == begin:
                 begin = own.pop()[0]
             own.append((begin, header.end))
-        if most is not None and messages >= most:
+        if max_messages is not None and messages >= max_messages:
             return
 
 
 def _copy_forward(
     staging: Persistent,
     producer: int,
-    found: dict[int, _Ranges],
-    known: int,
+    ranges: dict[int, _Ranges],
+    known_end: int,
     bases: dict[int, int],
     stamp: Stamp,
 ) -> tuple[int, int]:
     """Copy what is staged for sequences to the end of the staging log; return where the copies begin and end.
 
-    `found`: where the pieces of each lie that are before the offset `known`. `bases`: where the copy of each begins; it
-    is filled in. It is called in the turn of the log's one writer: all pieces are copied that lie before the copy, also
-    those that are not safe yet.
+    `ranges`: where the pieces of each sequence lie that are before the offset `known_end`. `bases`: filled with the
+    offset where the copy of each begins. It has to be called in the turn of the log's one writer, and copies all pieces
+    that lie before the copy, also those that are not safe yet.
     """
     log = staging.log
-    log.sync()  # what is not on disk cannot be read
-    log.roll()  # else the segment that is left cannot be taken away
+    log.sync()  # batches that are not on disk cannot be read
+    log.roll()  # else the segment with the originals could not be deleted
     begin = log.end
-    _add_ranges(staging, producer, found, known, begin)
+    _add_ranges(staging, producer, ranges, known_end, begin)
     try:
-        for sequence, ranges in found.items():
+        for sequence, spans in ranges.items():
             flags, last = STAGED | ANEW, None
             bases[sequence] = log.end
-            for at, range_end in ranges:
+            for at, range_end in spans:
                 while at < range_end and (batches := log.read(at, PIECE_BYTES, range_end)):
                     ready = []
                     for batch in batches:
@@ -741,11 +755,11 @@ def _copy_forward(
 def _check_whole(producer: Producer, intent: Intent, ranges: Sequence[tuple[int, int]]) -> None:
     """Raise `LostOutputError` if the staging log does not have all messages of a commit."""
     wanted = sum(producer.staged[sequence].count for sequence in intent.sequences)
-    there = sum(end - begin for begin, end in ranges)
-    if there != wanted:
+    present = sum(end - begin for begin, end in ranges)
+    if present != wanted:
         raise LostOutputError(
-            f"producer {producer.name!r}: of {wanted:,} messages that were staged for a commit {there:,} are left in "
-            "the staging log: the rest is lost"
+            f"producer {producer.name!r}: {present:,} of the {wanted:,} messages staged for a commit are in the "
+            "staging log: the others are lost"
         )
 
 
@@ -757,9 +771,9 @@ def _copy_unit(
     ranges: Sequence[tuple[int, int]],
     stamp: Stamp,
 ) -> tuple[int, int]:
-    """Append ranges of the staging log to the log of a stream, as one unit; return where it begins and ends.
+    """Append ranges of the staging log to the log of a stream, as one unit; return where the unit begins and ends.
 
-    It is called in the turn of the log's one writer.
+    It has to be called in the turn of the log's one writer.
     """
     log, last = stream.log, None
     begin = log.end

@@ -1,4 +1,4 @@
-"""`railgun backfill`: a flow over its history, as a Spark batch job, and then, if wanted, live from there on."""
+"""`railgun backfill`: run a flow over its history as a Spark batch job, and then, with `--then-live`, live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from railgun.cli.arguments import add_running, positive
-from railgun.cli.commands.run import DIRECTORY, settings_of
+from railgun.cli.commands.run import DEFAULT_DIRECTORY, settings_of
 from railgun.cli.commands.run import execute as run_flow
 from railgun.cli.errors import DONE, USAGE, CommandError
 from railgun.cli.loading import Loaded, load
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from railgun.spark.inputs import Input
     from railgun.spark.session import DataFrame, SparkSession
 
-READ = {"csv": {"header": "true", "inferSchema": "true"}}
-Named = dict[str, tuple[str, str]]
-"""A format and a path, by source or sink."""
+READ_OPTIONS = {"csv": {"header": "true", "inferSchema": "true"}}
+FormatsAndPaths = dict[str, tuple[str, str]]
+"""A format and a path, by the name of a source or sink."""
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Run a flow over its history."""
+    """Run a flow over its history, save its state as a snapshot, and continue live if asked to."""
     loaded = load(options.flow)
     flow = loaded.flow
     flow.plan()
@@ -45,7 +45,8 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
     for name, (how, _) in inputs.items():
         if not how and (name in order or name in positions):
             raise _usage(
-                f"source {name!r} is read itself: it has its own order and positions, without --order-by and --at"
+                f"--input {name}=source reads the source itself, in its own order and positions: leave out "
+                "--order-by and --at"
             )
     outputs = _outputs(options.output, flow)
     code = _run(options, out, loaded, inputs, order, positions, outputs)
@@ -58,35 +59,35 @@ def _run(
     options: argparse.Namespace,
     out: Output,
     loaded: Loaded,
-    inputs: Named,
+    inputs: FormatsAndPaths,
     order: dict[str, str],
     positions: dict[str, dict[Any, Any]],
-    outputs: Named,
+    outputs: FormatsAndPaths,
 ) -> int:
-    # A second, for what other commands do not need.
+    # Imported here: this takes a second, and other commands do not need Spark.
     from railgun.spark.batch import Prepared
     from railgun.spark.progress import watched
     from railgun.spark.session import opened
 
     flow = loaded.flow
-    where = options.snapshots or DIRECTORY
-    # As many tasks at once as there are cores: these do not wait, as workers do.
+    where = options.snapshots or DEFAULT_DIRECTORY
+    # As many tasks at once as there are cores: unlike workers, tasks of a batch do not wait for each other.
     master = options.master or f"local[{os.cpu_count() or 1}]"
     conf = settings_of(options.set)
     out.line(f"{flow.name}: its history, on {options.master or 'local Spark'}")
     with opened(f"{flow.name} backfill", master, conf=conf) as spark:
-        given = {
+        tables = {
             name: _input(spark, name, how, path, order, positions)
             for name, (how, path) in inputs.items()
         }
-        prepared = Prepared.of(flow, spark, given, options.partitions, loaded.modules)
+        prepared = Prepared.of(flow, spark, tables, options.partitions, loaded.modules)
         into = prepared.checked_into(sink for sink in prepared.sinks if sink not in outputs)
 
         def write(result: BatchResult) -> None:
             for sink, (how, path) in outputs.items():
                 result[sink].write.format(how).save(path)
 
-        with _showing(out) as show, watched(spark, show):
+        with _progress_display(out) as show, watched(spark, show):
             began = time.monotonic()
             result = prepared.save({}, where, into, job=options.name, before=write)
         result.unpersist()
@@ -101,22 +102,30 @@ def _run(
 
 
 def _run_again(options: argparse.Namespace) -> str:
-    given = {"--snapshots": options.snapshots, "--name": options.name, "--master": options.master}
+    options_given = {
+        "--snapshots": options.snapshots,
+        "--name": options.name,
+        "--master": options.master,
+    }
     return " ".join(
-        ["railgun run", options.flow, *(f"{name} {told}" for name, told in given.items() if told)]
+        [
+            "railgun run",
+            options.flow,
+            *(f"{name} {value}" for name, value in options_given.items() if value),
+        ]
     )
 
 
 @contextmanager
-def _showing(out: Output) -> Iterator[Any]:
-    """Shows how many tasks are done: a bar for people, a line now and then for programs."""
+def _progress_display(out: Output) -> Iterator[Any]:
+    """Show how many tasks are done: a bar for people, a line now and then for programs."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if out.as_json:
-        yield lambda told: out.data(progress=told)
+        yield lambda progress_data: out.data(progress=progress_data)
         return
-    if not out.console.is_interactive:  # where a bar that is gone leaves an empty line
-        yield lambda told: None
+    if not out.console.is_interactive:  # a removed bar would leave an empty line
+        yield lambda progress_data: None
         return
     columns = (
         TextColumn("{task.description}"),
@@ -126,90 +135,98 @@ def _showing(out: Output) -> Iterator[Any]:
     )
     with Progress(*columns, console=out.console, transient=True) as progress:
         bar = progress.add_task("starting", total=None)
-        yield lambda told: progress.update(
-            bar, description=told["what"], completed=told["done"], total=told["tasks"]
+        yield lambda progress_data: progress.update(
+            bar,
+            description=progress_data["what"],
+            completed=progress_data["done"],
+            total=progress_data["tasks"],
         )
 
 
-# ---------------------------------------------------------------- what was typed
+# ---------------------------------------------------------------- arguments
 
 
-def _inputs(given: Sequence[str], names: Sequence[str]) -> Named:
-    """`[SOURCE=]FORMAT:PATH`, or `[SOURCE=]source`; the format of the latter is empty."""
-    found: Named = {}
-    for told in given:
-        name, rest = _split(told, names, "--input")
-        if name in found:
+def _inputs(arguments: Sequence[str], names: Sequence[str]) -> FormatsAndPaths:
+    """Parse `[SOURCE=]FORMAT:PATH`, or `[SOURCE=]source`, whose format is empty."""
+    places: FormatsAndPaths = {}
+    for argument in arguments:
+        name, rest = _split(argument, names, "--input")
+        if name in places:
             raise _usage(f"--input: source {name!r} is given twice")
         how, colon, path = rest.partition(":")
         if rest == "source":
-            found[name] = "", ""
+            places[name] = "", ""
         elif colon and how and path:
-            found[name] = how, path
+            places[name] = how, path
         else:
             raise _usage(f"--input takes FORMAT:PATH, as parquet:history/, or source, not {rest!r}")
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in places]
     if missing:
         raise _usage(
             f"source {missing[0]!r} has no input: --input {missing[0]}=parquet:PATH, or "
-            f"--input {missing[0]}=source for what it has itself"
+            f"--input {missing[0]}=source to read the source itself"
         )
-    return found
+    return places
 
 
-def _outputs(given: Sequence[str], flow: Flow) -> Named:
+def _outputs(arguments: Sequence[str], flow: Flow) -> FormatsAndPaths:
     sinks = [step.name for step in flow.steps.values() if step.kind == "sink"]
     sinks += [] if flow.dead_letters is None else [DEAD]
-    found: Named = {}
-    for told in given:
-        name, rest = _split(told, sinks, "--output", "sink")
+    places: FormatsAndPaths = {}
+    for argument in arguments:
+        name, rest = _split(argument, sinks, "--output", "sink")
         how, colon, path = rest.partition(":")
         if not colon or not how or not path:
-            raise _usage(f"--output takes [SINK=]FORMAT:PATH, as parquet:totals/, not {told!r}")
-        if name in found:
+            raise _usage(f"--output takes [SINK=]FORMAT:PATH, as parquet:totals/, not {argument!r}")
+        if name in places:
             raise _usage(f"--output: sink {name!r} is given twice")
-        found[name] = how, path
-    return found
+        places[name] = how, path
+    return places
 
 
-def _split(told: str, names: Sequence[str], option: str, kind: str = "source") -> tuple[str, str]:
-    """A name and what is said of it; the name may be left out if there is one only."""
-    name, equals, rest = told.partition("=")
+def _split(
+    argument: str, names: Sequence[str], option: str, kind: str = "source"
+) -> tuple[str, str]:
+    """Split `NAME=VALUE`; the name may be left out if there is only one."""
+    name, equals, rest = argument.partition("=")
     if equals and ":" not in name:
         if name not in names:
             raise _usage(f"{option}: the flow has no {kind} {name!r}, only {', '.join(names)}")
         return name, rest
     if len(names) != 1:
         raise _usage(
-            f"{option} of which {kind}? {option} NAME={told}; there are {', '.join(names)}"
+            f"{option} of which {kind}? {option} NAME={argument}; there are {', '.join(names)}"
         )
-    return names[0], told
+    return names[0], argument
 
 
-def _by_source(given: Sequence[str], names: Sequence[str], option: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for told in given:
-        name, rest = _split(told, names, option)
-        if name in found:
+def _by_source(arguments: Sequence[str], names: Sequence[str], option: str) -> dict[str, str]:
+    places: dict[str, str] = {}
+    for argument in arguments:
+        name, rest = _split(argument, names, option)
+        if name in places:
             raise _usage(f"{option}: source {name!r} is given twice")
-        found[name] = rest
-    return found
+        places[name] = rest
+    return places
 
 
 def _positions(
-    flow: Flow, given: Sequence[str], names: Sequence[str], tables: Sequence[str]
+    flow: Flow, arguments: Sequence[str], names: Sequence[str], tables: Sequence[str]
 ) -> dict[str, dict[Any, Any]]:
-    """`[SOURCE:]PART=POSITION`, or for what has one part `[SOURCE:]POSITION`; `start`: none of a source is read yet."""
-    found: dict[str, dict[Any, Any]] = {}
-    for told in given:
-        name, colon, rest = told.partition(":")
+    """Parse `[SOURCE:]PART=POSITION`, or `[SOURCE:]POSITION` for a source with one part.
+
+    The position `start` means that none of the source is in its table.
+    """
+    positions: dict[str, dict[Any, Any]] = {}
+    for argument in arguments:
+        name, colon, rest = argument.partition(":")
         if not colon or name not in names:
             if len(names) != 1:
                 raise _usage(
-                    f"--at of which source? --at NAME:{told}; there are {', '.join(names)}"
+                    f"--at of which source? --at NAME:{argument}; there are {', '.join(names)}"
                 )
-            name, rest = names[0], told
-        parts = found.setdefault(name, {})
+            name, rest = names[0], argument
+        parts = positions.setdefault(name, {})
         if rest == "start":
             continue
         part, equals, position = rest.rpartition("=")
@@ -221,46 +238,50 @@ def _positions(
             raise _usage(f"--at: part {part!r} of source {name!r} is given twice")
         parts[part] = _position(flow, name, part, position)
     for name in tables:
-        if name not in found:
+        if name not in positions:
             if is_empty(flow.steps[name].options["source"]):
-                found[name] = {}
+                positions[name] = {}
                 continue
             raise _usage(
-                f"where does source {name!r} go on, live, after its table? --at {name}:PART=POSITION (of a stream: its "
-                f"name and an offset; of a file: its name and done), or --at {name}:start if none of what it has is "
-                f"in the table"
+                f"where does source {name!r} continue live, after its table? --at {name}:PART=POSITION (of a stream: "
+                f"its name and an offset; of a file: its name and done), or --at {name}:start if the table has none "
+                f"of its data"
             )
-    return found
+    return positions
 
 
 def _check_part(flow: Flow, name: str, part: str) -> None:
-    """Refuse a stream that is not read: the one that was meant would be read from its start."""
+    """Refuse a stream that the source does not read: the intended one would be read from its start."""
     source = flow.steps[name].options["source"]
-    if isinstance(source, Streams) and not any(fnmatchcase(part, one) for one in source.names):
+    if isinstance(source, Streams) and not any(
+        fnmatchcase(part, pattern) for pattern in source.names
+    ):
         raise _usage(f"--at: source {name!r} has no part {part!r}, only {', '.join(source.names)}")
 
 
-def _only_part(flow: Flow, name: str, told: str) -> Any:
+def _only_part(flow: Flow, name: str, argument: str) -> Any:
     parts: tuple[str, ...] = getattr(flow.steps[name].options["source"], "names", ())
     if len(parts) != 1 or any(letter in parts[0] for letter in "*?["):
-        raise _usage(f"--at {told}: of which part of source {name!r}? --at {name}:PART={told}")
+        raise _usage(
+            f"--at {argument}: of which part of source {name!r}? --at {name}:PART={argument}"
+        )
     return parts[0]
 
 
-def _position(flow: Flow, name: str, part: Any, told: str) -> Any:
+def _position(flow: Flow, name: str, part: Any, argument: str) -> Any:
     from railgun.spark.inputs import DONE as READ_TO_ITS_END
 
-    if told == "done":
+    if argument == "done":
         return READ_TO_ITS_END
-    if told == "end":
+    if argument == "end":
         ends = getattr(flow.steps[name].options["source"].as_of_now(), "ends", None) or {}
         if part not in ends:
             raise _usage(f"--at: source {name!r} does not know where {part!r} ends")
         return ends[part]
     try:
-        return json.loads(told)
+        return json.loads(argument)
     except ValueError:
-        raise _usage(f"--at: a position is a number, done, end or JSON, not {told!r}") from None
+        raise _usage(f"--at: a position is a number, done, end or JSON, not {argument!r}") from None
 
 
 def _input(
@@ -282,11 +303,11 @@ def _table(spark: SparkSession, name: str, how: str, path: str) -> DataFrame:
     try:
         if how == "table":
             return spark.table(path)
-        return spark.read.options(**READ.get(how, {})).format(how).load(path)
+        return spark.read.options(**READ_OPTIONS.get(how, {})).format(how).load(path)
     except Exception as error:
-        told = str(error).split("\n", 1)[0]
+        reason = str(error).split("\n", 1)[0]
         raise CommandError(
-            USAGE, "no-input", f"--input {name}={how}:{path} cannot be read: {told}"
+            USAGE, "no-input", f"--input {name}={how}:{path} cannot be read: {reason}"
         ) from error
 
 

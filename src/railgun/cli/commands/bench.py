@@ -1,7 +1,7 @@
-"""`railgun bench streams`: how fast a node that runs takes messages from this client, and gives them back.
+"""`railgun bench streams`: measure how fast a running node takes messages from this client and delivers them.
 
-It works on streams of its own, with names that nobody else has. Publisher and subscriber, and who asks and who answers,
-are two connections of this one process.
+The benchmark creates streams with unique names. Publisher and subscriber, and requester and responder, are two
+connections of this one process.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from railgun.client import load
 from railgun.client.client import Client
 from railgun.transport.registry import Registry
 
-ENDLESS: Final = 1 << 62  # messages: the time is the limit
+UNLIMITED_MESSAGES: Final = 1 << 62
+"""No limit on messages: the time ends the load."""
 
 
 LOADS: Final = ("publish", "consume", "pubsub", "request")
 
 
 def measure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Measure the loads that are asked for, one after the other."""
+    """Measure the selected loads, one after the other."""
 
     async def work(client: Client) -> int:
-        async with await connect_by(options) as other:
-            return await _Bench(client, other, options, out).run()
+        async with await connect_by(options) as peer:
+            return await _Bench(client, peer, options, out).run()
 
     return talk(options, work)
 
 
 class _Bench:
-    """One run against one node."""
+    """One run of the benchmark against one node."""
 
     def __init__(
-        self, client: Client, other: Client, options: argparse.Namespace, out: Output
+        self, client: Client, peer: Client, options: argparse.Namespace, out: Output
     ) -> None:
-        self.client, self.other = client, other
+        self.client, self.peer = client, peer
         self.out = out
         self.only: tuple[str, ...] = options.only
         self.seconds: float = options.seconds
@@ -59,7 +60,7 @@ class _Bench:
         self.table.columns[2].justify = "right"
 
     async def run(self) -> int:
-        """All of them."""
+        """Run the selected loads, and show their results."""
         size, count = len(self.payloads[0]), len(self.payloads)
         host, port = self.client.where
         self.out.line(
@@ -91,43 +92,58 @@ class _Bench:
         )
 
     async def _publish_singly(self, progress: load.Progress) -> load.Measured:
-        one = self.payloads[0]
+        payload = self.payloads[0]
         return await load.publish_singly(
-            self.client, self.name, one, self.seconds, self.tasks, progress
+            self.client, self.name, payload, self.seconds, self.tasks, progress
         )
 
     async def _consume(self, progress: load.Progress) -> load.Measured:
         return await load.consume_batches(
-            self.client, self.name, "batches", await self._there(), self.seconds, progress=progress
+            self.client,
+            self.name,
+            "batches",
+            await self._end_offset(),
+            self.seconds,
+            progress=progress,
         )
 
     async def _consume_singly(self, progress: load.Progress) -> load.Measured:
         return await load.consume_singly(
-            self.client, self.name, "singly", await self._there(), self.seconds, progress=progress
+            self.client,
+            self.name,
+            "singly",
+            await self._end_offset(),
+            self.seconds,
+            progress=progress,
         )
 
-    async def _there(self) -> int:
+    async def _end_offset(self) -> int:
         return int((await self.client.admin("describe", name=self.name))["end"])
 
     async def _scatter(self, progress: load.Progress) -> load.Measured:
         return await load.scatter_batches(
-            self.client, self.other, self.ephemeral, self.payloads, self.seconds, progress=progress
+            self.client, self.peer, self.ephemeral, self.payloads, self.seconds, progress=progress
         )
 
     async def _scatter_singly(self, progress: load.Progress) -> load.Measured:
-        one = self.payloads[0]
+        payload = self.payloads[0]
         return await load.scatter_singly(
-            self.client, self.other, self.ephemeral, one, self.seconds, self.tasks, progress
+            self.client, self.peer, self.ephemeral, payload, self.seconds, self.tasks, progress
         )
 
     async def _requests(self) -> None:
         ready = asyncio.Event()
-        responding = asyncio.create_task(load.respond(self.other, self.ephemeral, ready.set))
+        responding = asyncio.create_task(load.respond(self.peer, self.ephemeral, ready.set))
         try:
             await ready.wait()
             with self._progress("request, one at a time") as progress:
                 waits = await load.requests(
-                    self.client, self.ephemeral, self.payloads[0], self.seconds, ENDLESS, progress
+                    self.client,
+                    self.ephemeral,
+                    self.payloads[0],
+                    self.seconds,
+                    UNLIMITED_MESSAGES,
+                    progress,
                 )
         finally:
             responding.cancel()
@@ -145,16 +161,16 @@ class _Bench:
         self, name: str, way: str, work: Callable[[load.Progress], Awaitable[load.Measured]]
     ) -> None:
         with self._progress(f"{name}, {way}") as progress:
-            found = await work(progress)
+            measured = await work(progress)
         self.out.data(
-            measured=name, way=way, messages=found.messages, seconds=found.seconds,
-            messages_per_second=found.rate,
+            measured=name, way=way, messages=measured.messages, seconds=measured.seconds,
+            messages_per_second=measured.rate,
         )  # fmt: skip
-        self.table.add_row(name, way, f"{found.rate:,.0f}", "messages/s")
+        self.table.add_row(name, way, f"{measured.rate:,.0f}", "messages/s")
 
     @contextlib.contextmanager
     def _progress(self, what: str) -> Iterator[load.Progress]:
-        """A line that lives, for people who look at it."""
+        """Show progress on a terminal, for people only."""
         shown = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
             console=self.out.console, transient=True,
@@ -164,11 +180,11 @@ class _Bench:
             task = shown.add_task(what, total=None)
             yield lambda count: shown.update(task, description=f"{what}: {count:,}")
 
-    # ------------------------------------------------------------ its streams
+    # ------------------------------------------------------------ streams of the benchmark
 
     @contextlib.asynccontextmanager
     async def _streams(self) -> AsyncIterator[None]:
-        """The streams, made now and deleted afterwards."""
+        """Create the streams, and delete them at the end."""
         await self.client.ensure(self.name)
         await self.client.ensure(self.ephemeral, kind="ephemeral")
         try:
@@ -180,30 +196,30 @@ class _Bench:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command `streams`."""
-    made = Subcommands(parser).add(
+    command = Subcommands(parser).add(
         "streams", measure, "measure messages and requests per second, with this process as client"
     )
-    made.add_argument(
+    command.add_argument(
         "--seconds", type=seconds, default=2.0, metavar="SECONDS",
         help="duration of each load (default: 2)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--size", type=positive, default=100, metavar="BYTES",
         help="size of a message (default: 100)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--batch", type=positive, default=1000, metavar="N",
         help="messages published in one call (default: 1000)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--tasks", type=positive, default=1000, metavar="N",
         help="concurrent tasks that publish one message at a time (default: 1000)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--only", type=_loads, default=LOADS, metavar="LOAD,…",
         help=f"run only these loads: {', '.join(LOADS)}",
     )  # fmt: skip
-    add_node(made)
+    add_node(command)
 
 
 def _loads(text: str) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def fish(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
 
 def words(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Print the words that may come next, a line each."""
+    """Print the words that may come next, one on each line."""
     for word in candidates(options.words, registry):
         print(word)
     return DONE
@@ -95,12 +95,12 @@ def candidates(typed: list[str], registry: Registry) -> list[str]:
             leaf = nested[word]
     nested = _subparsers(leaf)
     if nested is not None:
-        found = list(nested)
+        matching = list(nested)
     elif last.startswith("-"):
-        found = [option for option in leaf._option_string_actions if option.startswith("--")]
+        matching = [option for option in leaf._option_string_actions if option.startswith("--")]
     else:
-        found = _positional(leaf, taken, registry)
-    return sorted(word for word in found if word.startswith(last))
+        matching = _positional(leaf, taken, registry)
+    return sorted(word for word in matching if word.startswith(last))
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser] | None:
@@ -129,5 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = Subcommands(parser)
     for execute in (bash, zsh, fish):
         commands.add(execute.__name__, execute, HOW[execute.__name__])
-    made = commands.add("words", words, "print the words that may come next, for these scripts")
-    made.add_argument("words", metavar="WORD", nargs="*", help="the words typed so far, after --")
+    command = commands.add("words", words, "print the words that may come next, for these scripts")
+    command.add_argument(
+        "words", metavar="WORD", nargs="*", help="the words typed so far, after --"
+    )

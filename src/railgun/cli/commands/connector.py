@@ -1,7 +1,7 @@
 """`railgun connector`: ready-made programs that push into a flow (`railgun.ingest.ready.tail`, `table`, `webhooks`).
 
-All of them tell once in a while how far they are, and end in order on SIGTERM or Ctrl-C. What they have not heard to
-be acknowledged is sent again by the next one: so they need not wait for it.
+All of them report their progress now and then, and stop in order on SIGTERM or Ctrl-C. They need not wait for
+acknowledgements then: messages that were not acknowledged are sent again by the next start.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from railgun.ingest.ready.webhooks import ListenError, Webhooks, open_to_all
 from railgun.transport.listen_rules import is_loopback
 from railgun.transport.registry import Registry
 
-OFTEN: Final = 1.0  # seconds between two lines of progress, on a terminal and for programs
-SELDOM: Final = 10.0  # elsewhere
+REPORT_INTERVAL_S: Final = 1.0
+"""Time between two lines of progress, on a terminal and for programs."""
+LOG_INTERVAL_S: Final = 10.0
+"""Time between two lines of progress elsewhere, as in a log file."""
 
 Work = Callable[[Connector, Progress], Coroutine[Any, Any, None]]
 
 
 def tail(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Follow files."""
+    """Push the lines of files that grow, as `railgun connector tail`."""
 
     async def work(connector: Connector, progress: Progress) -> None:
         def failed(stream: str, error: Exception) -> None:
@@ -58,7 +60,7 @@ def tail(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
 
 def table(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Follow a table."""
+    """Push new rows of a database table, as `railgun connector table`."""
     columns = None if options.columns is None else options.columns.split(",")
     try:
         database = open_database(
@@ -79,7 +81,7 @@ def table(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
 
 def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Receive webhooks."""
+    """Receive webhooks and push them, as `railgun connector http`."""
     if (options.certificate is None) != (options.key is None):
         raise CommandError(USAGE, "usage", "a certificate and its key belong together: give both")
     tls: ssl.SSLContext | None = None
@@ -109,7 +111,7 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             out.line(f"listening on {hooks.url}; POST /STREAM", "green")
             await asyncio.shield(hooks.failed)
         except asyncio.CancelledError:
-            out.line("stopping: what waits is answered")
+            out.line("stopping: answering requests in progress")
             raise
         finally:
             await hooks.stop(options.drain)
@@ -117,23 +119,26 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     return run(options, out, "http", work, keep=2 * options.waiting)
 
 
-# ---------------------------------------------------------------- what they have in common
+# ---------------------------------------------------------------- shared by all connectors
 
 
 def run(
     options: argparse.Namespace, out: Output, name: str, work: Work, keep: int = KEEP_BYTES
 ) -> int:
-    """Connect to the flow, and work until that is done or a signal ends it."""
+    """Connect to the flow, and run `work` until it ends or a signal stops it.
+
+    `keep` is the number of bytes of messages that are kept until they are acknowledged.
+    """
     try:
-        return _on_loop(_run(options, out, name, work, keep))
+        return _run_loop(_run(options, out, name, work, keep))
     except FeedError as error:
         raise command_error(error) from error
 
 
 def command_error(error: FeedError) -> CommandError:
-    """What a connector raises, with the exit code for it."""
+    """Turn an error of a connector into a `CommandError` with its exit code."""
     kind = type(error).__name__.removesuffix("Error").lower()
-    if isinstance(error, RefusedError):  # all that is sent, or one stream
+    if isinstance(error, RefusedError):  # the flow refuses one stream, or everything
         exit_code = FAILED if error.stream else REFUSED
         return CommandError(exit_code, error.code.lower().replace("_", "-"), str(error))
     if isinstance(error, TokenError | SourceError):
@@ -145,8 +150,8 @@ def command_error(error: FeedError) -> CommandError:
     return CommandError(FAILED, kind, str(error))
 
 
-def _on_loop(work: Coroutine[Any, Any, int]) -> int:
-    """On the faster event loop, where there is one."""
+def _run_loop(work: Coroutine[Any, Any, int]) -> int:
+    """Run on the faster event loop, uvloop, if it is installed."""
     try:
         import uvloop
     except ImportError:  # as on Windows
@@ -164,16 +169,16 @@ async def _run(options: argparse.Namespace, out: Output, name: str, work: Work, 
         )  # fmt: skip
     except FeedError as error:  # an address or a secret that makes no sense
         raise CommandError(USAGE, "usage", str(error)) from error
-    stopped = _on_signals()
+    stopped = _stop_event()
     opening = asyncio.ensure_future(connector.open())
     reporting: asyncio.Task[None] | None = None
     try:
-        if not await _unless(stopped, opening):
+        if not await _unless_stopped(stopped, opening):
             return DONE
         out.data(connected={"flow": options.flow})
         out.line(f"connected to {options.flow}; Ctrl-C stops", "green")
         reporting = asyncio.create_task(_report(out, progress))
-        over = await _unless(stopped, asyncio.ensure_future(work(connector, progress)))
+        over = await _unless_stopped(stopped, asyncio.ensure_future(work(connector, progress)))
     finally:
         if reporting is not None:
             reporting.cancel()
@@ -183,8 +188,8 @@ async def _run(options: argparse.Namespace, out: Output, name: str, work: Work, 
     return FAILED if progress.failed else DONE
 
 
-def _on_signals() -> asyncio.Event:
-    """Set by SIGTERM or Ctrl-C; a second one ends everything at once."""
+def _stop_event() -> asyncio.Event:
+    """Return an event that SIGTERM or Ctrl-C sets; a second signal ends the process at once."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -200,8 +205,8 @@ def _on_signals() -> asyncio.Event:
     return stopped
 
 
-async def _unless(stopped: asyncio.Event, work: asyncio.Future[None]) -> bool:
-    """Work until it is done: True; or until it is to stop, and has come to an end."""
+async def _unless_stopped(stopped: asyncio.Event, work: asyncio.Future[None]) -> bool:
+    """Wait for `work` and return True; if `stopped` is set first, cancel it, wait for its end and return False."""
     waiting = asyncio.ensure_future(stopped.wait())
     try:
         both: list[asyncio.Future[Any]] = [work, waiting]
@@ -218,12 +223,14 @@ async def _unless(stopped: asyncio.Event, work: asyncio.Future[None]) -> bool:
 
 
 async def _report(out: Output, progress: Progress) -> None:
-    """Tell how far it is, if there is news."""
+    """Report progress now and then, if there is any."""
     before = ""
     status = out.console.status("") if out.console.is_terminal and not out.as_json else None
     with status or contextlib.nullcontext():
         while True:
-            await asyncio.sleep(OFTEN if status is not None or out.as_json else SELDOM)
+            await asyncio.sleep(
+                REPORT_INTERVAL_S if status is not None or out.as_json else LOG_INTERVAL_S
+            )
             now = str(progress)
             if now == before:
                 continue
@@ -249,71 +256,73 @@ def _token(options: argparse.Namespace) -> str | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands `tail`, `table` and `http`."""
     commands = Subcommands(parser)
-    made = commands.add("tail", tail, "push the lines of files that grow, a message for each line")
-    _add_flow(made)
-    made.add_argument("path", metavar="PATH", help="a file or a directory")
-    made.add_argument(
+    command = commands.add(
+        "tail", tail, "push the lines of files that grow, a message for each line"
+    )
+    _add_flow(command)
+    command.add_argument("path", metavar="PATH", help="a file or a directory")
+    command.add_argument(
         "--pattern", default="*", metavar="PATTERN",
         help="files to follow in the directory, such as *.log or **/*.log (default: *)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--prefix", default="", metavar="TEXT",
         help="text to put before the names of streams (default: none)",
     )  # fmt: skip
-    _add_polling(made, 0.5)
+    _add_polling(command, 0.5)
 
-    made = commands.add(
+    command = commands.add(
         "table", table, "push the rows of a database table in the order of an increasing column"
     )
-    _add_flow(made)
-    made.add_argument(
+    _add_flow(command)
+    command.add_argument(
         "database", metavar="URL",
         help="sqlite:///PATH (four slashes for an absolute path), or postgresql://USER@HOST/DATABASE",
     )  # fmt: skip
-    made.add_argument("table", metavar="TABLE", help="name of the table, or SCHEMA.TABLE")
-    made.add_argument(
+    command.add_argument("table", metavar="TABLE", help="name of the table, or SCHEMA.TABLE")
+    command.add_argument(
         "--id", required=True, metavar="COLUMN", help="column with unique, increasing whole numbers"
     )
-    made.add_argument(
+    command.add_argument(
         "--columns", metavar="A,B,…", help="columns of the payload (default: all columns)"
     )
-    made.add_argument("--key", metavar="COLUMN", help="column with the key of messages")
-    made.add_argument("--time", metavar="COLUMN", help="column with the event time of messages")
-    made.add_argument(
+    command.add_argument("--key", metavar="COLUMN", help="column with the key of messages")
+    command.add_argument("--time", metavar="COLUMN", help="column with the event time of messages")
+    command.add_argument(
         "--stream", metavar="NAME", help="name of the stream (default: the name of the table)"
     )
-    made.add_argument(
+    command.add_argument(
         "--batch", type=positive, default=1000, metavar="N",
         help="rows to read in one query (default: 1000)",
     )  # fmt: skip
-    _add_polling(made, 1.0)
+    _add_polling(command, 1.0)
 
-    made = commands.add(
+    command = commands.add(
         "http", http, "receive webhooks: each POST to /STREAM or /STREAM/ID is a message"
     )
-    _add_flow(made)
-    add_listen(made, 7180)
-    made.add_argument(
+    _add_flow(command)
+    add_listen(command, 7180)
+    command.add_argument(
         "--token", metavar="TEXT",
         help="bearer token of requests; prefer RAILGUN_WEBHOOK_TOKEN: others on the machine can see what is typed",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--early", action="store_true",
         help="answer 202 when a message is received (default: 200 when it is in a committed snapshot)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--largest", type=positive, default=512 << 10, metavar="BYTES",
         help="maximum size of a request body (default: 524288)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--waiting", type=positive, default=64 << 20, metavar="BYTES",
         help="maximum size of messages that wait for the flow (default: 67108864)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--patience", type=seconds, default=30.0, metavar="SECONDS",
         help="how long a request may wait for its answer (default: 30)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--drain", type=seconds, default=10.0, metavar="SECONDS",
         help="how long to wait for messages in progress at the end (default: 10)",
     )  # fmt: skip

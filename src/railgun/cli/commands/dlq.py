@@ -21,23 +21,23 @@ from railgun.transport.registry import Registry
 
 
 def dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Which dead letters there are."""
+    """List the dead letters of a stream."""
 
     async def work(client: Client) -> int:
-        found = [
+        letters = [
             {"letter": message.offset, "buried": message.time / 1e6}
             | view.headers_of(message.headers)
             | {"redriven": redriven}
             async for message, redriven in _letters(client, options, out)
         ]
-        out.listing("letters", found, view.letters, f"{options.stream} has no dead letters")
+        out.listing("letters", letters, view.letters, f"{options.stream} has no dead letters")
         return DONE
 
     return talk(options, work)
 
 
 def show_dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Dead letters, whole."""
+    """Print dead letters with their headers and payloads."""
 
     async def work(client: Client) -> int:
         count = 0
@@ -59,14 +59,14 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
 async def _letters(
     client: Client, options: argparse.Namespace, out: Output
 ) -> AsyncIterator[tuple[Message, bool]]:
-    """Yield dead letters, and whether each was redriven: those only if all are asked for."""
+    """Yield dead letters, and whether each was redriven; redriven ones only with `--all`."""
     stream: str = options.stream
-    await client.describe(stream)  # or there is no such stream
+    await client.describe(stream)  # raises if the stream does not exist
     try:
         redriven = await _redriven(client, stream + DEAD)
         subscription = await client.subscribe(stream + DEAD)
     except StreamsError as error:
-        if error.code == "NO_STREAM":  # none has died yet
+        if error.code == "NO_STREAM":  # no message was dead-lettered yet
             return
         raise
     async with subscription:
@@ -78,14 +78,14 @@ async def _letters(
 
 
 async def _redriven(client: Client, letters: str) -> Callable[[int], bool]:
-    """Return what tells whether a letter was redriven, by its offset among the dead letters."""
+    """Return a function that says whether the dead letter at an offset was redriven."""
     try:
-        told = await client.admin("finished", name=letters, group=REDRIVE)
+        finished = await client.admin("finished", name=letters, group=REDRIVE)
     except StreamsError as error:
         if error.code != "NO_GROUP":
             raise
         return lambda offset: False
-    ends = [(0, told["floor"]), *map(tuple, told["ranges"])]
+    ends = [(0, finished["floor"]), *map(tuple, finished["ranges"])]
     firsts = [first for first, _ in ends]
     return lambda offset: offset < ends[bisect_right(firsts, offset) - 1][1]
 
@@ -100,59 +100,61 @@ def redrive(options: argparse.Namespace, out: Output, registry: Registry) -> int
         out.data(stream=options.stream, **done)
         again = f", {done['already']:,} were there already" if done["already"] else ""
         out.line(f"{options.stream}: {done['redriven']:,} redriven{again}, {done['left']:,} left")
-        for one in done["refused"]:
-            out.line(f"  letter {one['offset']:,} cannot be redriven: {one['code']}: {one['text']}")
+        for letter in done["refused"]:
+            out.line(
+                f"  letter {letter['offset']:,} cannot be redriven: {letter['code']}: {letter['text']}"
+            )
         return REFUSED if done["refused"] else DONE
 
     return talk(options, work)
 
 
 def purge_letters(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Take dead letters away."""
+    """Delete dead letters, all or those before an offset."""
     return purge(options, out, options.stream + DEAD)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands `ls`, `show`, `redrive` and `purge`."""
     commands = Subcommands(parser)
-    made = commands.add("ls", dead_letters, "list dead letters with the reasons")
-    add_stream(made)
-    _add_all(made)
-    add_node(made)
+    command = commands.add("ls", dead_letters, "list dead letters with the reasons")
+    add_stream(command)
+    _add_all(command)
+    add_node(command)
 
-    made = commands.add("show", show_dead_letters, "print dead letters with their payloads")
-    add_stream(made)
-    _add_all(made)
-    made.add_argument(
+    command = commands.add("show", show_dead_letters, "print dead letters with their payloads")
+    add_stream(command)
+    _add_all(command)
+    command.add_argument(
         "--count", type=positive, metavar="N", help="print the N oldest (default: all)"
     )
-    add_node(made)
+    add_node(command)
 
-    made = commands.add(
+    command = commands.add(
         "redrive", redrive, "deliver dead letters again, to the groups that gave them up"
     )
-    add_stream(made)
-    made.add_argument(
+    add_stream(command)
+    command.add_argument(
         "--offset", type=number, action="append", metavar="LETTER",
         help="redrive the dead letter with this offset; may be repeated (default: all)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--count", type=positive, metavar="N", help="redrive at most N (default: all)"
     )
-    made.add_argument(
+    command.add_argument(
         "--timeout", type=seconds, default=600.0, metavar="SECONDS",
         help="how long to wait for the node (default: 600)",
     )  # fmt: skip
-    add_node(made)
+    add_node(command)
 
-    made = commands.add("purge", purge_letters, "delete dead letters")
-    add_stream(made)
-    made.add_argument(
+    command = commands.add("purge", purge_letters, "delete dead letters")
+    add_stream(command)
+    command.add_argument(
         "--before", type=number, metavar="LETTER",
         help="delete only those before this offset (default: all)",
     )  # fmt: skip
-    add_confirmation(made)
-    add_node(made)
+    add_confirmation(command)
+    add_node(command)
 
 
 def _add_all(parser: argparse.ArgumentParser) -> None:

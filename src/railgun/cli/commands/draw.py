@@ -12,7 +12,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Draw the flow."""
+    """Load the flow, and draw its graph."""
     from railgun.cli.loading import load
 
     flow = load(options.flow).flow

@@ -15,42 +15,42 @@ from railgun.transport.registry import Registry
 
 
 def groups(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Which groups a stream has."""
+    """List the consumer groups of a stream."""
 
     async def work(client: Client) -> int:
-        found = await client.groups(options.stream)
-        out.listing("groups", found, view.groups, f"{options.stream} has no groups")
+        listing = await client.groups(options.stream)
+        out.listing("groups", listing, view.groups, f"{options.stream} has no groups")
         return DONE
 
     return talk(options, work)
 
 
 def explain(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """What a group does."""
-    return _tell_group(options, out, why=True)
+    """Show what a group is doing, and why it receives nothing."""
+    return _show_group(options, out, why=True)
 
 
 def group_info(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """How far a group is."""
-    return _tell_group(options, out, why=False)
+    """Show the position, lag and members of a group."""
+    return _show_group(options, out, why=False)
 
 
-def _tell_group(options: argparse.Namespace, out: Output, why: bool) -> int:
+def _show_group(options: argparse.Namespace, out: Output, why: bool) -> int:
     async def work(client: Client) -> int:
-        found = await client.group(options.stream, options.group)
-        out.data(group=found)
+        group = await client.group(options.stream, options.group)
+        out.data(group=group)
         if why:
-            out.line(f"{found['code']}: {found['text']}")
-        out.show(view.group(found))
+            out.line(f"{group['code']}: {group['text']}")
+        out.show(view.group(group))
         return DONE
 
     return talk(options, work)
 
 
 def reset_group(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Let a group begin anew."""
-    where = options.to if isinstance(options.to, str) else f"offset {options.to}"
-    confirm(options, out, f"let the group {options.group} of {options.stream} go to {where}")
+    """Move a group to another position, after confirmation."""
+    position = options.to if isinstance(options.to, str) else f"offset {options.to}"
+    confirm(options, out, f"move the group {options.group} of {options.stream} to {position}")
 
     async def work(client: Client) -> int:
         position = await client.reset_group(options.stream, options.group, options.to)
@@ -62,8 +62,8 @@ def reset_group(options: argparse.Namespace, out: Output, registry: Registry) ->
 
 
 def remove_group(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Forget a group."""
-    confirm(options, out, f"forget the group {options.group} of {options.stream}")
+    """Delete a group and its position, after confirmation."""
+    confirm(options, out, f"delete the group {options.group} of {options.stream}")
 
     async def work(client: Client) -> int:
         await client.delete_group(options.stream, options.group)
@@ -77,30 +77,30 @@ def remove_group(options: argparse.Namespace, out: Output, registry: Registry) -
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands `ls`, `info`, `explain`, `reset` and `rm`."""
     commands = Subcommands(parser)
-    made = commands.add("ls", groups, "list the consumer groups of a stream")
-    add_stream(made)
-    add_node(made)
+    command = commands.add("ls", groups, "list the consumer groups of a stream")
+    add_stream(command)
+    add_node(command)
     for name, execute, summary in (
         ("info", group_info, "show the position, lag and members of a group"),
         ("explain", explain, "show what a group is doing, and why it receives nothing"),
     ):
-        made = commands.add(name, execute, summary)
-        add_stream(made)
-        _add_group(made)
-        add_node(made)
-    made = commands.add("reset", reset_group, "move a group without members to another position")
-    add_stream(made)
-    _add_group(made)
-    made.add_argument(
+        command = commands.add(name, execute, summary)
+        add_stream(command)
+        _add_group(command)
+        add_node(command)
+    command = commands.add("reset", reset_group, "move a group without members to another position")
+    add_stream(command)
+    _add_group(command)
+    command.add_argument(
         "to", type=start_position, metavar="start|end|OFFSET", help="the new position"
     )
-    add_confirmation(made)
-    add_node(made)
-    made = commands.add("rm", remove_group, "delete a group without members")
-    add_stream(made)
-    _add_group(made)
-    add_confirmation(made)
-    add_node(made)
+    add_confirmation(command)
+    add_node(command)
+    command = commands.add("rm", remove_group, "delete a group without members")
+    add_stream(command)
+    _add_group(command)
+    add_confirmation(command)
+    add_node(command)
 
 
 def _add_group(parser: argparse.ArgumentParser) -> None:

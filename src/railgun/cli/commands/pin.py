@@ -22,12 +22,12 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
     return DONE
 
 
-def parse_key(told: str) -> Any:
-    """A key as it is typed: JSON if it is JSON, or else text."""
+def parse_key(text: str) -> Any:
+    """Parse a typed key: as JSON if it is valid JSON, or else as text."""
     try:
-        return json.loads(told)
+        return json.loads(text)
     except ValueError:
-        return told
+        return text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,18 +23,18 @@ from railgun.transport.registry import Registry
 
 CHUNK_BYTES: Final = 1 << 18
 MAX_UNDER_WAY: Final = 16
-"""Publishes that are not acknowledged yet, and chunks of input that are not published yet."""
+"""Maximum number of publishes that wait for acknowledgement, and of chunks of input that wait to be published."""
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Publish messages, or the lines of stdin."""
+    """Publish the messages that are given, or else the lines of standard input."""
     stream: str = options.stream
     if options.id is not None and len(options.messages) != 1:
         raise CommandError(USAGE, "usage", "an ID is for one message: give one, as MESSAGE")
 
     async def work(client: Client) -> int:
-        told = await client.describe(stream)
-        ephemeral = told["settings"]["kind"] == "ephemeral"
+        description = await client.describe(stream)
+        ephemeral = description["settings"]["kind"] == "ephemeral"
         count, first, last = 0, None, None
         try:
             async for offsets in _published(client, options):
@@ -59,20 +59,20 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
 
 async def _published(client: Client, options: argparse.Namespace) -> AsyncIterator[list[int]]:
-    stream, given = options.stream, {"topic": options.topic or "", "acks": options.acks}
+    stream, fields = options.stream, {"topic": options.topic or "", "acks": options.acks}
     if options.id is not None:
         [message] = options.messages
-        yield [await client.publish(stream, message, id=options.id, **given)]
+        yield [await client.publish(stream, message, id=options.id, **fields)]
         return
     if options.messages:
-        yield await client.publish_many(stream, options.messages, **given)
+        yield await client.publish_many(stream, options.messages, **fields)
         return
     under_way: deque[asyncio.Task[list[int]]] = deque()
     try:
         async for lines in _lines():
-            task = client.loop.create_task(client.publish_many(stream, lines, **given))
+            task = client.loop.create_task(client.publish_many(stream, lines, **fields))
             under_way.append(task)
-            await asyncio.sleep(0)  # in this order
+            await asyncio.sleep(0)  # the tasks start in this order
             while under_way and (len(under_way) > MAX_UNDER_WAY or under_way[0].done()):
                 yield await under_way.popleft()
         while under_way:
@@ -85,19 +85,19 @@ async def _published(client: Client, options: argparse.Namespace) -> AsyncIterat
 
 
 async def _lines() -> AsyncIterator[list[bytes]]:
-    """The lines of stdin, as many as there are."""
+    """Yield the lines of standard input, in lists of as many as have arrived."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNDER_WAY)
 
-    def read() -> None:  # in a thread that nobody waits for: it may never come back
+    def read() -> None:  # in a thread of its own, which may block for ever
         file = sys.stdin.fileno()
-        with contextlib.suppress(RuntimeError, CancelledError):  # everything is over
+        with contextlib.suppress(RuntimeError, CancelledError):  # the event loop has ended
             while data := os.read(file, CHUNK_BYTES):
                 asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
             asyncio.run_coroutine_threadsafe(arrived.put(b""), loop).result()
 
     threading.Thread(target=read, daemon=True).start()
-    begun: list[bytes] = []  # of the last line
+    begun: list[bytes] = []  # parts of the last line, which has no end yet
     while data := await arrived.get():
         *whole, rest = data.split(b"\n")
         if whole:

@@ -14,7 +14,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Ask, and print the answer."""
+    """Send a request, and print the response."""
 
     async def work(client: Client) -> int:
         answer = await client.request(

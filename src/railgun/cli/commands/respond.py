@@ -22,11 +22,11 @@ from railgun.errors import said
 from railgun.transport.registry import Registry
 
 MAX_COMMANDS: Final = 16
-"""Commands that run at the same time, one for each request."""
+"""Maximum number of commands that run at the same time, one for each request."""
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Answer requests, with a text or by a command."""
+    """Answer requests with a text, or with the output of a command."""
     words: list[str] = []
     if options.program is not None:
         try:
@@ -58,24 +58,24 @@ async def _respond(
             )
         out.data(answering=options.stream)
         out.line(f"answering the requests of {options.stream}; Ctrl-C stops", "green")
-        room = asyncio.Semaphore(MAX_COMMANDS)
+        free = asyncio.Semaphore(MAX_COMMANDS)
         left = options.count
 
         async def answer(message: Message) -> None:
             try:
-                given = await _answer(message.payload, words) if words else options.text
-                await message.respond(given)
+                response = await _output_of(message.payload, words) if words else options.text
+                await message.respond(response)
                 out.data(answered=True, **as_data(message))
             except (StreamsError, CommandError, OSError) as error:
                 out.warn(f"a request is not answered: {said(error)}")
             finally:
-                room.release()
+                free.release()
 
         try:
             async for message in subscription:
                 if not message.response:
-                    continue  # somebody said something, and wants no answer
-                await room.acquire()
+                    continue  # a message that asks for no response
+                await free.acquire()
                 task = client.loop.create_task(answer(message))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -90,8 +90,8 @@ async def _respond(
     return DONE
 
 
-async def _answer(payload: bytes, words: list[str]) -> bytes:
-    """What a command says to this, without the end of its last line."""
+async def _output_of(payload: bytes, words: list[str]) -> bytes:
+    """Run a command on a request; return its output, without the end of the last line."""
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""`railgun run`: a flow in this terminal, until it ends or Ctrl-C stops it."""
+"""`railgun run`: run a flow in this terminal, until it ends or Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from railgun.job import FlowFailedError, Job, run
 from railgun.transport.registry import Registry
 
 STOP: Final = (signal.SIGINT, signal.SIGTERM)
-DIRECTORY: Final = "railgun-snapshots"
+DEFAULT_DIRECTORY: Final = "railgun-snapshots"
 NEED_SNAPSHOTS: Final = {
     "snapshots": "--snapshots", "every": "--every", "keep": "--keep", "begin": "--from", "fresh": "--fresh",
     "rename": "--rename", "drop_state": "--drop-state", "allow_older": "--allow-older",
@@ -30,7 +30,7 @@ Happenings = queue.SimpleQueue[Event | signal.Signals]
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Run a flow to its end."""
+    """Run a flow until it ends, fails or is stopped."""
     conf = settings_of(options.set)
     snapshots = snapshots_of(options)
     loaded = load(options.flow)
@@ -53,46 +53,46 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
             begun=signals.begun,
         ) as job,
     ):
-        asked = signals.started()
-        told = job.status()["snapshots"]
-        out.data(job={"name": job.name, "url": job.url, "snapshots": told})
+        stop_requests = signals.started()
+        snapshot_status = job.status()["snapshots"]
+        out.data(job={"name": job.name, "url": job.url, "snapshots": snapshot_status})
         if not job.over:
-            out.line(announced(told, options.master))
-        return follow(job, happenings, out, asked)
+            out.line(announced(snapshot_status, options.master))
+        return follow(job, happenings, out, stop_requests)
 
 
-def announced(told: dict[str, Any] | None, master: str | None) -> str:
-    """Where snapshots are, and what the flow begins with."""
-    if told is None:
+def announced(snapshots: dict[str, Any] | None, master: str | None) -> str:
+    """Describe where snapshots are kept, and which state the flow begins with."""
+    if snapshots is None:
         return "no snapshots: if it fails, it begins anew"
-    begin = told["from"]
+    begin = snapshots["from"]
     if begin is None:
         begins = "begins afresh"
     else:
-        elsewhere = "" if begin["where"] == told["where"] else f" of {begin['where']}"
+        elsewhere = "" if begin["where"] == snapshots["where"] else f" of {begin['where']}"
         begins = f"goes on from snapshot {begin['snapshot']}{elsewhere}"
-    text = f"snapshots every {told['every']:g} s in {told['where']}; {begins}"
-    if master and not master.startswith("local") and "://" not in told["where"]:
-        text += "\n(all machines of the cluster have to see this directory; --snapshots takes a URL, too)"
+    text = f"snapshots every {snapshots['every']:g} s in {snapshots['where']}; {begins}"
+    if master and not master.startswith("local") and "://" not in snapshots["where"]:
+        text += "\n(all machines of the cluster need access to this directory; --snapshots takes a URL, too)"
     return text
 
 
 def snapshots_of(options: argparse.Namespace) -> Snapshots | None:
-    """What was said about snapshots."""
+    """Return the settings of snapshots from the options; None for `--no-snapshots`."""
     if options.no_snapshots:
-        given = [typed for name, typed in NEED_SNAPSHOTS.items() if getattr(options, name)]
-        if given:
-            raise CommandError(USAGE, "usage", f"--no-snapshots does not go with {given[0]}")
+        conflicting = [typed for name, typed in NEED_SNAPSHOTS.items() if getattr(options, name)]
+        if conflicting:
+            raise CommandError(USAGE, "usage", f"--no-snapshots does not go with {conflicting[0]}")
         return None
     rename: dict[str, str] = {}
-    for told in options.rename:
-        old, equals, new = told.partition("=")
+    for argument in options.rename:
+        old, equals, new = argument.partition("=")
         if not equals or not old or not new:
-            raise CommandError(USAGE, "usage", f"--rename takes OLD=NEW, not {told!r}")
+            raise CommandError(USAGE, "usage", f"--rename takes OLD=NEW, not {argument!r}")
         if rename.setdefault(old, new) != new:
             raise CommandError(USAGE, "usage", f"--rename: {old!r} cannot have two new names")
     snapshots = Snapshots(
-        options.snapshots or DIRECTORY,
+        options.snapshots or DEFAULT_DIRECTORY,
         every=options.every or DEFAULT_EVERY_S,
         keep=options.keep or DEFAULT_KEEP,
         begin=options.begin,
@@ -105,8 +105,11 @@ def snapshots_of(options: argparse.Namespace) -> Snapshots | None:
     return snapshots
 
 
-def follow(job: Job, happenings: Happenings, out: Output, asked: int = 0) -> int:
-    """Tell what happens until it is over. Ctrl-C stops; a second one ends at once. `asked`: so often before."""
+def follow(job: Job, happenings: Happenings, out: Output, stop_requests: int = 0) -> int:
+    """Print the events of a job until it is over, and return the exit code.
+
+    Ctrl-C stops the job in order; a second one ends it at once. `stop_requests` counts those from before.
+    """
     while True:
         try:
             happened = happenings.get(timeout=1.0)
@@ -119,59 +122,63 @@ def follow(job: Job, happenings: Happenings, out: Output, asked: int = 0) -> int
             if happened.kind in ("finished", "failed"):
                 break
         else:
-            asked += 1
-            _end(job, asked)
+            stop_requests += 1
+            _end(job, stop_requests)
     try:
-        while not job.wait(1.0):  # for processes to end; so long Ctrl-C still counts
+        while not job.wait(1.0):  # for processes to end; Ctrl-C still counts until then
             while not happenings.empty():
                 if isinstance(happened := happenings.get(), Event):
                     out.event(asdict(happened))
                 else:
-                    asked += 1
-                    _end(job, asked)
+                    stop_requests += 1
+                    _end(job, stop_requests)
     except FlowFailedError as error:
-        while not happenings.empty():  # a flow that has finished may fail as it closes its sinks
+        while not happenings.empty():  # a finished flow may still fail while it closes its sinks
             if isinstance(happened := happenings.get(), Event):
                 out.event(asdict(happened))
-        if asked < 2:
+        if stop_requests < 2:
             out.data(error={"kind": "flow-failed", "message": str(error)}, status=job.status())
-        _tell_where(job, out)
-        return INTERRUPTED if asked > 1 else FAILED
+        _tell_next_start(job, out)
+        return INTERRUPTED if stop_requests > 1 else FAILED
     out.data(status=job.status())
-    if asked:
-        _tell_where(job, out)
+    if stop_requests:
+        _tell_next_start(job, out)
     return DONE
 
 
-def _tell_where(job: Job, out: Output) -> None:
-    """What the next run begins with."""
-    told = job.status()["snapshots"]
-    if told is not None and told["last"] is not None:
-        out.line(f"run it again, and it goes on from snapshot {told['last']['snapshot']}")
+def _tell_next_start(job: Job, out: Output) -> None:
+    """Print which snapshot the next run begins with."""
+    snapshots = job.status()["snapshots"]
+    if snapshots is not None and snapshots["last"] is not None:
+        out.line(f"run it again, and it goes on from snapshot {snapshots['last']['snapshot']}")
 
 
-def _end(job: Job, asked: int) -> None:
-    if asked == 1:
+def _end(job: Job, stop_requests: int) -> None:
+    if stop_requests == 1:
         job.stop(wait=False)
     else:
         job.abort("interrupted")
 
 
 class _Signals:
-    """Ctrl-C and the like become things that happen, from before Spark is started until the job is closed.
+    """A context that puts SIGINT and SIGTERM into `happenings`, from before Spark starts until the job is closed.
 
-    What they would interrupt is not made for it: PySpark's start would leave a JVM behind, Spark's own handler would
-    kill all workers. While `run` starts the job, and nobody looks at what happens, a thread does what is asked, as soon
-    as there is a job. A third signal interrupts whatever this program does.
+    They must not interrupt the code that runs: PySpark's start would leave a JVM behind, and Spark's own handler would
+    kill all workers. While `run` starts the job, nobody reads `happenings`, so a thread stops the job, as soon as there
+    is one. A third signal interrupts this program at any point.
     """
 
     def __init__(self, happenings: Happenings) -> None:
         self._happenings = happenings
         self._job: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._early: queue.SimpleQueue[int] = queue.SimpleQueue()  # which one it is; 0: no more
-        self._asked = 0
+        self._early: queue.SimpleQueue[int] = (
+            queue.SimpleQueue()
+        )  # counts of requests; 0: the start is over
+        self._stop_requests = 0
         self._is_starting = True
-        self._thread = threading.Thread(target=self._obey, name="railgun-signals", daemon=True)
+        self._thread = threading.Thread(
+            target=self._stop_early, name="railgun-signals", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -185,36 +192,36 @@ class _Signals:
         self._early.put(0)
 
     def begun(self, job: Job) -> None:
-        """There is a job that can be asked to end."""
+        """Take the job that signals stop from now on, while it starts."""
         self._job.put(job)
 
     def started(self) -> int:
-        """How often it was asked to end; from now on that is among what happens."""
+        """Put further signals into `happenings`, and return how many came before."""
         self._is_starting = False
         self._job.put(None)
         self._early.put(0)
         self._thread.join()
-        return self._asked
+        return self._stop_requests
 
     def _put(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
-        if self._asked > 2:
+        self._stop_requests += 1
+        if self._stop_requests > 2:
             raise KeyboardInterrupt
         if self._is_starting:
-            self._early.put(self._asked)
+            self._early.put(self._stop_requests)
         else:
             self._happenings.put(signal.Signals(number))
 
-    def _obey(self) -> None:
+    def _stop_early(self) -> None:
         job = self._job.get()
-        while job is not None and (asked := self._early.get()):
-            _end(job, asked)
+        while job is not None and (stop_requests := self._early.get()):
+            _end(job, stop_requests)
 
 
-def settings_of(given: list[str]) -> dict[str, str]:
-    """Settings of Spark, as they were typed."""
+def settings_of(arguments: list[str]) -> dict[str, str]:
+    """Parse Spark properties from `name=value` arguments."""
     conf = {}
-    for setting in given:
+    for setting in arguments:
         name, equals, value = setting.partition("=")
         if not equals or not name.strip():
             raise CommandError(USAGE, "usage", f"--set takes name=value, not {setting!r}")

@@ -24,7 +24,7 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
 
 def _watch_scale(client: Client, after: int, workers: int, out: Output) -> int:
-    """Show how a rescale goes on, until it is over."""
+    """Show the progress of a rescale until it ends; return the exit code."""
     from rich.live import Live
 
     with Live(console=out.console, refresh_per_second=8, transient=True) as live:
@@ -50,7 +50,7 @@ def _watch_scale(client: Client, after: int, workers: int, out: Output) -> int:
 
 
 def workers_text(count: int) -> str:
-    """Return a number of workers in words."""
+    """Return a number of workers with its noun, as "1 worker" or "4 workers"."""
     return f"{count} worker{'s' * (count != 1)}"
 
 

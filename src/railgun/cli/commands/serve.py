@@ -1,4 +1,4 @@
-"""`railgun serve`: a node in this process, until it is asked to stop."""
+"""`railgun serve`: run a node in this process, until SIGTERM or Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ KEYS: Final = (
     *("name", "data", "host", "port", "http_port", "certificate", "key", "cluster_port"),
     *("rs_timeout", "advertise", "advertise_client", "regions"),
 )
-OF_MEMBER: Final = ("name", "cluster_port", "advertise", "advertise_client", "regions")
+MEMBER_KEYS: Final = ("name", "cluster_port", "advertise", "advertise_client", "regions")
 CLUSTER_KEYS: Final = ("secret_file", "discovery", "bootstrap_expect", *OPTIONS)
 NO_HTTP: Final = "none"
 _CODES: Final = {"NO_TLS": USAGE, "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE}
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Run a node."""
-    told = read_config(Path(options.config)) if options.config else {}
+    """Run a node with the settings of the options and of the file of `--config`."""
+    settings = read_config(Path(options.config)) if options.config else {}
     if options.data is not None:
-        told["data"] = Path(options.data)
+        settings["data"] = Path(options.data)
     typed = {"host": options.host, "port": options.port, "http_port": options.http_port}
-    told |= {name: value for name, value in typed.items() if value is not None}
-    http_port = told.get("http_port", 0 if told.get("port") == 0 else HTTP_PORT)
-    told["http_port"] = None if http_port == NO_HTTP else http_port
-    if ("certificate" in told) != ("key" in told):
+    settings |= {name: value for name, value in typed.items() if value is not None}
+    http_port = settings.get("http_port", 0 if settings.get("port") == 0 else HTTP_PORT)
+    settings["http_port"] = None if http_port == NO_HTTP else http_port
+    if ("certificate" in settings) != ("key" in settings):
         raise CommandError(USAGE, "usage", "a certificate and its key belong together: give both")
     try:
-        return _run(_serve(ServerConfig(**told), out))
+        return _run(_serve(ServerConfig(**settings), out))
     except RailgunError as error:
         code = str(getattr(error, "code", "FAILED"))
         kind = code.lower().replace("_", "-")
         raise CommandError(_CODES.get(code, FAILED), kind, str(error)) from error
-    except OSError as error:  # its directory, or its certificate
+    except OSError as error:  # of the data directory or the certificate
         raise CommandError(FAILED, "disk", f"the node cannot start: {said(error)}") from error
 
 
 def _run(node: Coroutine[Any, Any, int]) -> int:
-    """On the faster event loop, where there is one: it takes a sixth off each request."""
+    """Run on the faster event loop, uvloop, if it is installed: a request takes a sixth less time."""
     try:
         import uvloop
     except ImportError:  # as on Windows
@@ -77,11 +77,13 @@ async def _serve(config: ServerConfig, out: Output) -> int:
     for number in signals:
         loop.add_signal_handler(number, stopped.set)
     server = Server(config)
-    found = await server.start()
+    repairs = await server.start()
     try:
-        every = [one for name, one in server.node.streams.items() if not name.endswith(STAGING)]
-        kept = [one for one in every if isinstance(one, Persistent)]
-        messages = sum(one.end - one.log.first for one in kept)
+        streams_here = [
+            stream for name, stream in server.node.streams.items() if not name.endswith(STAGING)
+        ]
+        persistent = [stream for stream in streams_here if isinstance(stream, Persistent)]
+        messages = sum(stream.end - stream.log.first for stream in persistent)
         http = None if server.http is None else server.http.url
         out.data(
             listening={
@@ -90,21 +92,21 @@ async def _serve(config: ServerConfig, out: Output) -> int:
                 "data": str(config.data),
                 "http": http,
             },
-            recovery={"streams": len(every), "messages": messages, "found": found},
+            recovery={"streams": len(streams_here), "messages": messages, "found": repairs},
         )
-        streams = f"{len(every)} stream{'s' * (len(every) != 1)}"
+        streams = f"{len(streams_here)} stream{'s' * (len(streams_here) != 1)}"
         out.line(
             f"{config.data}: {streams} with {messages:,} message{'s' * (messages != 1)}; "
-            + ("all of it is whole" if not found else "recovery has found:")
+            + ("all of it is whole" if not repairs else "recovery has found:")
         )
-        for line in found:
+        for line in repairs:
             out.line(f"  {line}", "yellow")
         secured = " with TLS" if config.certificate is not None else ""
         out.line(f"listening on {config.host}:{server.port}{secured}; Ctrl-C stops", "green")
         if http is not None:
             out.line(f"HTTP API at {http}, described by {http}/openapi.json")
         await stopped.wait()
-        for number in signals:  # a second one ends it at once
+        for number in signals:  # a second signal ends the process at once
             loop.remove_signal_handler(number)
         out.line("stopping" if server.member is None else "handing over, then stopping")
         await server.hand_over()
@@ -132,22 +134,25 @@ async def _serve(config: ServerConfig, out: Output) -> int:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """What a file says of a node. Paths in it begin where it lies."""
+    """Read the settings of a node from a TOML file; paths in it are relative to its directory.
+
+    Raise `CommandError` for a file that cannot be read, and for unknown or invalid settings.
+    """
     try:
         with file.open("rb") as opened:
-            told = tomllib.load(opened)
+            config = tomllib.load(opened)
     except OSError as error:
         raise CommandError(
             USAGE, "config", f"{file} cannot be read: {error.strerror or error}"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CommandError(USAGE, "config", f"{file} is no TOML: {said(error)}") from error
-    for name, section in told.items():
+    for name, section in config.items():
         if name not in SECTIONS:
             raise _unknown(file, name, f"there are the sections {' and '.join(SECTIONS)}")
         if not isinstance(section, dict):
             raise CommandError(USAGE, "config", f"{file}: {name} is a section: write [{name}]")
-    node: dict[str, Any] = told.get("node", {})
+    node: dict[str, Any] = config.get("node", {})
     for name, value in node.items():
         if name not in KEYS:
             raise _unknown(file, f"node.{name}", f"node has {', '.join(KEYS)}")
@@ -156,25 +161,25 @@ def read_config(file: Path) -> dict[str, Any]:
             raise CommandError(USAGE, "config", f"{file}: node.{name} is {expected}, not {value!r}")
         if name in ("data", "certificate", "key"):
             node[name] = file.parent / value
-    of_member: dict[str, Any] = {name: node.pop(name) for name in OF_MEMBER if name in node}
-    if "cluster" in told and "rs_timeout" in node:
+    of_member: dict[str, Any] = {name: node.pop(name) for name in MEMBER_KEYS if name in node}
+    if "cluster" in config and "rs_timeout" in node:
         raise _unknown(file, "node.rs_timeout", "write it to [cluster]: all nodes have the same")
-    if "cluster" in told:
-        node["cluster"] = _cluster(file, told["cluster"], node, of_member)
+    if "cluster" in config:
+        node["cluster"] = _cluster(file, config["cluster"], node, of_member)
     elif of_member:
         raise _unknown(file, f"node.{next(iter(of_member))}", "there is no section [cluster]")
     return node
 
 
 def _fits(name: str, value: Any) -> tuple[bool, str]:
-    """Whether a key of the node has such a value, and what it is to have."""
+    """Return whether a key of the node may have this value, and which values are expected."""
     if name == "http_port" and value == NO_HTTP:
         return True, ""
     if name in ("port", "http_port", "cluster_port"):
         return type(value) is int and 0 <= value <= 65535, "0 (any) to 65535"
     if name == "regions":
         roles = isinstance(value, dict) and all(role in ROLES for role in value.values())
-        fits = roles and bool(value) and all(REGION.fullmatch(one) for one in value)
+        fits = roles and bool(value) and all(REGION.fullmatch(region) for region in value)
         return fits, "a table of regions (lower case letters, digits, _ . -), 'master' or 'replica'"
     if name == "name":
         fits = isinstance(value, str) and NAME.fullmatch(value) is not None
@@ -191,20 +196,20 @@ def _fits(name: str, value: Any) -> tuple[bool, str]:
 def _cluster(
     file: Path, section: dict[str, Any], node: dict[str, Any], of_member: dict[str, Any]
 ) -> ClusterConfig:
-    """What the file says of the cluster, and of the node as a member of it."""
+    """Return the settings of the cluster, and of the node as its member; raise `CommandError` if they are invalid."""
     for name in section:
         if name not in CLUSTER_KEYS:
             raise _unknown(file, f"cluster.{name}", f"cluster has {', '.join(CLUSTER_KEYS)}")
 
     def wrong(name: str, expected: str) -> CommandError:
-        told = f"{file}: cluster.{name} is {expected}, not {section.get(name)!r}"
-        return CommandError(USAGE, "config", told)
+        text = f"{file}: cluster.{name} is {expected}, not {section.get(name)!r}"
+        return CommandError(USAGE, "config", text)
 
     if "secret_file" not in section:
-        told = (
+        text = (
             f"{file}: cluster.secret_file is missing: the file with the secret that all nodes have"
         )
-        raise CommandError(USAGE, "config", told)
+        raise CommandError(USAGE, "config", text)
     if not isinstance(section["secret_file"], str):
         raise wrong("secret_file", "the file with the cluster's secret")
     if not isinstance(section.get("discovery", ""), str):
@@ -216,8 +221,8 @@ def _cluster(
     if host in ("", "0.0.0.0", "::"):
         for name in ("advertise", "advertise_client"):
             if name not in of_member:
-                told = f"{file}: node.{name} is missing: HOST:PORT, for others cannot call {host!r}"
-                raise CommandError(USAGE, "config", told)
+                text = f"{file}: node.{name} is missing: HOST:PORT, for others cannot call {host!r}"
+                raise CommandError(USAGE, "config", text)
     name = "secret_file"
     try:
         secret = read_secret(file.parent / section[name])

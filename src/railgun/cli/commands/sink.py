@@ -1,7 +1,7 @@
-"""`railgun sink files` and `railgun sink table`: a sink outside of flows in this process, until it is asked to stop.
+"""`railgun sink files` and `railgun sink table`: run a sink server in this process, until SIGTERM or Ctrl-C stops it.
 
-A line tells what happens: what the start has found, where it listens, how far it is (once a second, if it gets on),
-votes against, what waits for the target, and the end.
+The command prints what the start has found, where the server listens, its progress (at most once a second), votes of
+no, errors of the target, and the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from railgun.sinkserver.table_target import TableTarget
 from railgun.sinkserver.targets import Target
 from railgun.transport.registry import Registry
 
-EVERY: Final = 1.0  # seconds between two lines on how far it is
+REPORT_INTERVAL_S: Final = 1.0
+"""Time between two lines of progress."""
 _CODES: Final = {
     "NO_TLS": USAGE, "BAD_URL": USAGE, "BAD_TABLE": USAGE, "NO_DRIVER": USAGE, "OTHER_TARGET": USAGE,
     "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE,
@@ -31,12 +32,12 @@ _CODES: Final = {
 
 
 def files(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Lines of a file."""
+    """Append the results of flows to a file, as lines."""
     return _sink(options, out, lambda: FileTarget(options.path, raw=options.raw))
 
 
 def table(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Rows of a table."""
+    """Insert the results of flows into a table, as rows."""
     return _sink(options, out, lambda: TableTarget(options.url, options.table))
 
 
@@ -49,7 +50,7 @@ def _sink(options: argparse.Namespace, out: Output, target: Any) -> int:
         code = str(getattr(error, "code", "FAILED"))
         kind = code.lower().replace("_", "-")
         raise CommandError(_CODES.get(code, FAILED), kind, str(error)) from error
-    except OSError as error:  # its directory, or its certificate
+    except OSError as error:  # of the data directory or the certificate
         raise CommandError(FAILED, "disk", f"the sink cannot start: {said(error)}") from error
 
 
@@ -59,10 +60,10 @@ async def _serve(options: argparse.Namespace, out: Output, target: Target) -> in
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
         loop.add_signal_handler(number, stopped.set)
-    told = _Told(out)
+    reporter = _Reporter(out)
     server = SinkServer(
         target, options.data, host=options.host, port=options.port,
-        certificate=options.certificate, key=options.key, told=told.hear,
+        certificate=options.certificate, key=options.key, told=reporter.handle,
     )  # fmt: skip
     await server.start()
     try:
@@ -86,39 +87,39 @@ async def _serve(options: argparse.Namespace, out: Output, target: Target) -> in
             "green",
         )
         await stopped.wait()
-        for number in signals:  # a second one ends it at once
+        for number in signals:  # a second signal ends the process at once
             loop.remove_signal_handler(number)
         out.line("stopping")
     finally:
         await server.stop()
-    told.show()
+    reporter.show()
     left = sum(server.counts()[state] for state in ("prepared", "open"))
     out.data(stopped=True, **server.counts())
     out.line(f"stopped: everything is on disk; {left} transactions wait for their flows")
     return DONE
 
 
-class _Told:
-    """Says what happens, and not too often how far it is."""
+class _Reporter:
+    """Prints the events of the server, and its progress at most once in `REPORT_INTERVAL_S`."""
 
     def __init__(self, out: Output) -> None:
         self.out = out
         self._counts: dict[str, Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def hear(self, kind: str, data: dict[str, Any]) -> None:
-        """Something has happened."""
+    def handle(self, kind: str, data: dict[str, Any]) -> None:
+        """Print an event of the server; remember the counts of a commit for the next line of progress."""
         if kind == "committed":
             self._counts = data
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(EVERY, self.show)
+                self._timer = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self.show)
             return
         self.out.data(**{kind.replace("-", "_"): data})
-        words = {"vote-no": "votes no", "failed": "cannot be done", "refused": "refused a session"}
-        self.out.line(f"{words[kind]}: {data['text']} ({data['code']})", "yellow")
+        labels = {"vote-no": "votes no", "failed": "failed", "refused": "refused a session"}
+        self.out.line(f"{labels[kind]}: {data['text']} ({data['code']})", "yellow")
 
     def show(self) -> None:
-        """How far it is, if that is news."""
+        """Print the progress, if there was a commit since the last time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -134,44 +135,46 @@ class _Told:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands `files`, `table`, `list`, `drop` and `moved`."""
     commands = Subcommands(parser)
-    made = commands.add(
+    command = commands.add(
         "files", files, "append records to a file as lines, until SIGTERM or Ctrl-C"
     )
-    made.add_argument("path", metavar="PATH", help="the file; created if it does not exist")
-    made.add_argument(
+    command.add_argument("path", metavar="PATH", help="the file; created if it does not exist")
+    command.add_argument(
         "--raw", action="store_true", help="write bytes as they are, without line ends"
     )
-    _add_data(made)
-    add_listen(made, 7373)
+    _add_data(command)
+    add_listen(command, 7373)
 
-    made = commands.add(
+    command = commands.add(
         "table",
         table,
         "insert JSON records into a table of SQLite or PostgreSQL, until SIGTERM or Ctrl-C",
     )
-    made.add_argument(
+    command.add_argument(
         "url", metavar="URL", help="sqlite:///FILE, or postgresql://USER@HOST/DATABASE"
     )
-    made.add_argument(
+    command.add_argument(
         "table", metavar="TABLE",
         help="the table; if it does not exist, it is created with the columns of the first records",
     )  # fmt: skip
-    _add_data(made)
-    add_listen(made, 7373)
+    _add_data(command)
+    add_listen(command, 7373)
 
-    made = commands.add("list", list_, "list the transactions that wait, while the sink is stopped")
-    _add_data(made)
-    made = commands.add(
+    command = commands.add(
+        "list", list_, "list the transactions that wait, while the sink is stopped"
+    )
+    _add_data(command)
+    command = commands.add(
         "drop", drop, "give up a transaction: its records are lost, and its flow continues"
     )
-    made.add_argument("id", metavar="ID", help="ID of the transaction, as `list` shows it")
-    _add_data(made)
-    add_confirmation(made)
-    made = commands.add(
+    command.add_argument("id", metavar="ID", help="ID of the transaction, as `list` shows it")
+    _add_data(command)
+    add_confirmation(command)
+    command = commands.add(
         "moved", moved, "forget where the target is, so that the sink can start with its new place"
     )
-    _add_data(made)
-    add_confirmation(made)
+    _add_data(command)
+    add_confirmation(command)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,7 @@ from railgun.cli import job_view as view
 from railgun.cli.arguments import add_job_name, seconds
 from railgun.cli.errors import DONE, FAILED, CommandError
 from railgun.cli.jobs import Client, find
-from railgun.cli.output import Output
-from railgun.cli.output import told as event_text
+from railgun.cli.output import Output, event_text
 from railgun.transport.registry import Registry
 
 
@@ -27,7 +26,7 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
 
 def _await(client: Client, taken: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-    """The event that says that a snapshot later than this is committed."""
+    """Wait for the event of a committed snapshot later than `taken["after"]`; raise `CommandError` if it failed."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for kind, data in client.events(taken["last_event"]):
         if kind == "happened" and data["kind"] in ("snapshot", "snapshot-failed"):
@@ -42,7 +41,7 @@ def _await(client: Client, taken: dict[str, Any], timeout: float | None) -> dict
             raise CommandError(
                 FAILED,
                 "not-saved",
-                f"no snapshot was committed within {timeout:g} s; it may still come about",
+                f"no snapshot was committed within {timeout:g} s; it may still be committed later",
             )
     raise AssertionError("a stream of events ends with one")
 

@@ -13,10 +13,12 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Which snapshots there are."""
+    """List the snapshots of a job or of a directory."""
     if options.dir is None and options.name is None:
         raise CommandError(
-            USAGE, "usage", "whose? The name of a job that runs, or --dir with a directory"
+            USAGE,
+            "usage",
+            "snapshots of which job? Give the name of a running job, or --dir with a directory",
         )
     if options.dir is None:
         attempts = find(options.name, registry).get("/snapshots")["snapshots"]

@@ -1,4 +1,4 @@
-"""`railgun state`: the state of a key, of a job that runs or out of a snapshot."""
+"""`railgun state`: show the state of keys, of a running job or in a snapshot."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from railgun.transport.registry import Registry
 if TYPE_CHECKING:
     from railgun.engine.controller.snapshot_directory import Row, SavedState
 
-LIMIT: Final = 20
+DEFAULT_LIMIT_KEYS: Final = 20
 OFFLINE: Final = ("snapshot", "limit", "sql")
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """The state of a key, or what keys there are."""
+    """Show the state of a key, or the keys of a step."""
     if options.dir is not None:
         return _saved(options, out)
     if options.name is None:
         raise CommandError(
-            USAGE, "usage", "whose? The name of a job that runs, or --dir with a directory"
+            USAGE,
+            "usage",
+            "state of which job? Give the name of a running job, or --dir with a directory",
         )
     for option in OFFLINE:
         if getattr(options, option) is not None:
@@ -40,19 +42,21 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
 
 def _live(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Ask the workers."""
-    asked = {"step": options.step, "key": options.key}
-    query = urlencode({name: value for name, value in asked.items() if value is not None})
-    told = find(options.name, registry).get(f"/state?{query}")
-    out.data(**told)
+    """Show the state of a running job, as its workers have it."""
+    fields = {"step": options.step, "key": options.key}
+    query = urlencode({name: value for name, value in fields.items() if value is not None})
+    state = find(options.name, registry).get(f"/state?{query}")
+    out.data(**state)
     if options.key is None:
-        out.show(view.keys(told))
+        out.show(view.keys(state))
     else:
-        out.line(json.dumps(told["state"], ensure_ascii=False) if "state" in told else told["repr"])
+        out.line(
+            json.dumps(state["state"], ensure_ascii=False) if "state" in state else state["repr"]
+        )
     return DONE
 
 
-# ---------------------------------------------------------------- out of a snapshot
+# ---------------------------------------------------------------- state in a snapshot
 
 
 def _saved(options: argparse.Namespace, out: Output) -> int:
@@ -65,22 +69,22 @@ def _saved(options: argparse.Namespace, out: Output) -> int:
     _, store = find_store(options.dir, options.name)
     manifest = store.latest() if options.snapshot is None else store.get(options.snapshot)
     if manifest is None:
-        raise CommandError(USAGE, "missing", f"nothing was ever committed in {store.where()}")
+        raise CommandError(USAGE, "missing", f"no snapshot was ever committed in {store.where()}")
     if options.step is None:
-        there = ", ".join(map(repr, steps_in(manifest)))
-        raise CommandError(USAGE, "usage", f"say of which step (--step); these have state: {there}")
-    # States may be of classes that lie beside the flow.
+        steps = ", ".join(map(repr, steps_in(manifest)))
+        raise CommandError(USAGE, "usage", f"say of which step (--step); these have state: {steps}")
+    # States may have classes from modules beside the flow.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     saved = SavedState(store, manifest, options.step)
     if options.sql is not None:
         return _select(saved, options, out)
     if options.key is not None:
-        return _one(saved, options.key, out)
-    return _some(saved, LIMIT if options.limit is None else options.limit, out)
+        return _one_key(saved, options.key, out)
+    return _first_keys(saved, DEFAULT_LIMIT_KEYS if options.limit is None else options.limit, out)
 
 
-def _one(saved: SavedState, typed: str, out: Output) -> int:
+def _one_key(saved: SavedState, typed: str, out: Output) -> int:
     from railgun.engine.controller.state_queries import key_typed
 
     key = key_typed(typed)
@@ -91,13 +95,15 @@ def _one(saved: SavedState, typed: str, out: Output) -> int:
             "no-key",
             f"snapshot {saved.manifest.snapshot} has no state of the key {key!r} of step {saved.step!r}",
         )
-    told = _plain(row)
-    out.data(snapshot=saved.manifest.snapshot, step=saved.step, **told | {"key": key})
-    out.line(json.dumps(told["state"], ensure_ascii=False) if "state" in told else told["repr"])
+    fields = _plain(row)
+    out.data(snapshot=saved.manifest.snapshot, step=saved.step, **fields | {"key": key})
+    out.line(
+        json.dumps(fields["state"], ensure_ascii=False) if "state" in fields else fields["repr"]
+    )
     return DONE
 
 
-def _some(saved: SavedState, limit: int, out: Output) -> int:
+def _first_keys(saved: SavedState, limit: int, out: Output) -> int:
     keys = sum(saved.count().values())
     rows = [_plain(row) for row in islice(saved.rows(), limit)]
     out.data(snapshot=saved.manifest.snapshot, step=saved.step, keys=keys, rows=rows)
@@ -125,7 +131,7 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _select(saved: SavedState, options: argparse.Namespace, out: Output) -> int:
-    """Put the state into a table in memory, and ask that."""
+    """Load the state into a table in memory, and run the query of `--sql` on it."""
     import sqlite3
 
     with closing(sqlite3.connect(":memory:")) as database:
@@ -140,18 +146,18 @@ def _select(saved: SavedState, options: argparse.Namespace, out: Output) -> int:
         try:
             cursor = database.execute(options.sql)
             names = [column[0] for column in cursor.description or ()]
-            found = cursor.fetchall() if options.limit is None else cursor.fetchmany(options.limit)
+            rows = cursor.fetchall() if options.limit is None else cursor.fetchmany(options.limit)
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise CommandError(
                 USAGE, "sql", f"{error}; the table is state (key, state, saved, worker, ended)"
             ) from error
-    out.data(snapshot=saved.manifest.snapshot, step=saved.step, columns=names, rows=found)
-    out.show(view.table(names, found))
+    out.data(snapshot=saved.manifest.snapshot, step=saved.step, columns=names, rows=rows)
+    out.show(view.table(names, rows))
     return DONE
 
 
 def _cell(value: Any) -> Any:
-    """Numbers and text as they are, what has parts as JSON, for json_extract; all else as Python shows it."""
+    """Return a value for SQLite: numbers and text as they are, other JSON values as JSON text, all else by its repr."""
     from railgun.engine.worker.state_queries import shown
 
     if isinstance(value, str | float | None) or (
@@ -179,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--limit", type=number, metavar="N",
-        help=f"with --dir: list at most N keys (default: {LIMIT})",
+        help=f"with --dir: list at most N keys (default: {DEFAULT_LIMIT_KEYS})",
     )  # fmt: skip
     parser.add_argument(
         "--sql", metavar="SELECT",

@@ -13,7 +13,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Show a job, or all."""
+    """Show a job, or list all running jobs."""
     if options.name is None:
         return _all_jobs(options, out, registry)
     client = find(options.name, registry)
@@ -32,7 +32,7 @@ def _all_jobs(options: argparse.Namespace, out: Output, registry: Registry) -> i
     for entry in registry.jobs():
         try:
             statuses.append(Client(entry).get("/status"))
-        except CommandError as error:  # ended between two looks, or on another machine
+        except CommandError as error:  # the job has just ended, or runs on another machine
             out.line(str(error), "yellow")
     out.listing("jobs", statuses, view.jobs, "no jobs are running")
     return DONE

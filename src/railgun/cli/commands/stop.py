@@ -12,7 +12,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Ask the job to stop."""
+    """Ask the job to stop after a final snapshot, to drain its sources, or to end at once."""
     client = find(options.name, registry)
     taken = client.post("/abort") if options.now else client.post("/stop", drain=options.drain)
     out.data(accepted=True, status=taken["status"])

@@ -36,17 +36,17 @@ SETTINGS: Final = tuple(field.name for field in dataclasses.fields(StreamSetting
 
 
 def ensure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Make a stream what it is asked to be."""
+    """Create a stream, or check and change its settings."""
     names = (*SETTINGS, "region")
-    asked = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
 
     async def work(client: Client) -> int:
-        done = await client.ensure(options.name, options.mode, **asked)
+        done = await client.ensure(options.name, options.mode, **settings)
         out.data(stream=options.name, **done)
         result = done["result"]
-        words = {"CREATED": "made", "UNCHANGED": "is so already", "UPDATED": "changed"}
-        if result in words:
-            out.line(f"{options.name}: {words[result]}")
+        labels = {"CREATED": "made", "UNCHANGED": "is so already", "UPDATED": "changed"}
+        if result in labels:
+            out.line(f"{options.name}: {labels[result]}")
         for name, values in done["differs"].items():
             if result == "DIFFERS":
                 stays = "it stays so" if name in FIXED else "--mode overwrite changes it"
@@ -61,32 +61,32 @@ def ensure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
 
 def streams(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Which streams there are."""
+    """List the streams; internal ones only with `--all`."""
 
     async def work(client: Client) -> int:
-        found = await client.streams()
+        listing = await client.streams()
         if not options.all:
-            found = [one for one in found if not one["name"].startswith("_")]
-        out.listing("streams", found, view.streams, "there are no streams yet")
+            listing = [stream for stream in listing if not stream["name"].startswith("_")]
+        out.listing("streams", listing, view.streams, "there are no streams yet")
         return DONE
 
     return talk(options, work)
 
 
 def info(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """What there is to know of a stream."""
+    """Show the settings and the extent of a stream."""
 
     async def work(client: Client) -> int:
-        found = await client.describe(options.name)
-        out.data(stream=found)
-        out.show(view.stream(found))
+        description = await client.describe(options.name)
+        out.data(stream=description)
+        out.show(view.stream(description))
         return DONE
 
     return talk(options, work)
 
 
 def remove_stream(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Delete a stream."""
+    """Delete a stream with all its messages, after confirmation."""
     also = " and its dead letters" if options.dead_letters else ""
     confirm(options, out, f"delete the stream {options.name}{also}")
 
@@ -101,12 +101,12 @@ def remove_stream(options: argparse.Namespace, out: Output, registry: Registry) 
 
 
 def purge_stream(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Take messages out of a stream."""
+    """Delete messages of a stream, all or those before an offset."""
     return purge(options, out, options.name)
 
 
 def retime(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Mend stored times that are ahead, in the directory of a node that is stopped."""
+    """Correct stored times that are in the future, in the data directory of a stopped node."""
     latest = time_of_day() if options.latest is None else options.latest
     when = datetime.fromtimestamp(latest / SECOND, UTC).isoformat()
     what = ", ".join(options.names) or "all streams"
@@ -129,61 +129,61 @@ def retime(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands `ensure`, `ls`, `info`, `rm`, `purge` and `retime`."""
     commands = Subcommands(parser)
-    made = commands.add("ensure", ensure, "create a stream, or check and change its settings")
-    made.add_argument("name", metavar="STREAM", help="name of the stream")
-    _add_settings(made)
-    made.add_argument(
+    command = commands.add("ensure", ensure, "create a stream, or check and change its settings")
+    command.add_argument("name", metavar="STREAM", help="name of the stream")
+    _add_settings(command)
+    command.add_argument(
         "--region", metavar="REGION", default=argparse.SUPPRESS,
         help="region of the cluster that keeps the stream (default: global)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--mode", choices=("warn", "overwrite", "strict"), default="warn",
         help="if the stream has other settings: warn, change them (overwrite), or fail (strict) (default: warn)",
     )  # fmt: skip
-    add_node(made)
+    add_node(command)
 
-    made = commands.add("ls", streams, "list the streams")
-    made.add_argument(
+    command = commands.add("ls", streams, "list the streams")
+    command.add_argument(
         "--all", action="store_true", help="include internal streams, whose names begin with _"
     )
-    add_node(made)
+    add_node(command)
 
-    made = commands.add("info", info, "show the settings and the extent of a stream")
-    made.add_argument("name", metavar="STREAM", help="name of the stream")
-    add_node(made)
+    command = commands.add("info", info, "show the settings and the extent of a stream")
+    command.add_argument("name", metavar="STREAM", help="name of the stream")
+    add_node(command)
 
-    made = commands.add("rm", remove_stream, "delete a stream with all its messages")
-    made.add_argument("name", metavar="STREAM", help="name of the stream")
-    made.add_argument("--dead-letters", action="store_true", help="delete its dead letters, too")
-    add_confirmation(made)
-    add_node(made)
+    command = commands.add("rm", remove_stream, "delete a stream with all its messages")
+    command.add_argument("name", metavar="STREAM", help="name of the stream")
+    command.add_argument("--dead-letters", action="store_true", help="delete its dead letters, too")
+    add_confirmation(command)
+    add_node(command)
 
-    made = commands.add("purge", purge_stream, "delete messages of a stream")
-    made.add_argument("name", metavar="STREAM", help="name of the stream")
-    made.add_argument(
+    command = commands.add("purge", purge_stream, "delete messages of a stream")
+    command.add_argument("name", metavar="STREAM", help="name of the stream")
+    command.add_argument(
         "--before", type=number, metavar="OFFSET",
         help="delete only messages before this offset (default: all messages)",
     )  # fmt: skip
-    add_confirmation(made)
-    add_node(made)
+    add_confirmation(command)
+    add_node(command)
 
-    made = commands.add(
+    command = commands.add(
         "retime", retime, "correct stored times that are in the future, while the node is stopped"
     )
-    made.add_argument(
+    command.add_argument(
         "names", metavar="STREAM", nargs="*", help="streams to correct (default: all streams)"
     )
-    made.add_argument(
+    command.add_argument(
         "--latest", type=timestamp, metavar="TIME",
         help="set later times to this one, such as 2026-05-17T12:00:00+00:00; use the same on all nodes of a "
         "cluster (default: now)",
     )  # fmt: skip
-    made.add_argument(
+    command.add_argument(
         "--may-expire", action="store_true",
         help="proceed even if retention (--max-age) then deletes messages at once (default: refuse)",
     )  # fmt: skip
-    add_confirmation(made)
-    add_node(made)
+    add_confirmation(command)
+    add_node(command)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

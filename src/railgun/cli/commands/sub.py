@@ -18,11 +18,11 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Print messages; with a group, ack them then."""
+    """Print messages; as a member of a group, acknowledge those that are printed."""
     if options.exclusive and not options.group:
         raise CommandError(USAGE, "usage", "--exclusive is for the members of a --group")
     if options.consumer and options.group:
-        raise CommandError(USAGE, "usage", "--consumer is for one without a --group")
+        raise CommandError(USAGE, "usage", "--consumer is for a consumer without a --group")
 
     async def work(client: Client) -> int:
         return await stoppable(_print(client, options, out))
@@ -74,11 +74,11 @@ async def _print(client: Client, options: argparse.Namespace, out: Output) -> in
 
 
 async def _warn_of_copy(client: Client, stream: str, out: Output) -> None:
-    """Warn whoever follows a stream if what there is of it was told by a copy that may be old."""
-    with contextlib.suppress(StreamsError):  # of which whoever reads will hear
-        told = await client.describe(stream)
-        if told.get("from_copy"):
-            out.warn(f"the end of {stream} is {told['from_copy']}", end=told["end"])
+    """Warn a follower of a stream if a replica that may be out of date has described the stream."""
+    with contextlib.suppress(StreamsError):  # reading the stream reports the error
+        description = await client.describe(stream)
+        if description.get("from_copy"):
+            out.warn(f"the end of {stream} is {description['from_copy']}", end=description["end"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""Producers: output that is staged and committed to a stream exactly once."""
+"""Producers: messages that are staged for a stream, and committed to it exactly once."""
