@@ -385,7 +385,7 @@ def test_a_target_that_fails_for_a_while_is_tried_again(sink: Served, shelf: She
 def test_a_slow_target_is_not_a_sink_that_is_gone(
     sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_server, "ALIVE", 0.02)
+    monkeypatch.setattr(sink_server, "PONG_INTERVAL_S", 0.02)
     flow = outside(sink, timeout=0.2)
     writer = opened(flow)
     writer.write([1])
@@ -468,7 +468,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again(
 def test_time_in_which_a_sink_was_at_work_does_not_count_when_it_is_lost(
     sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_server, "ALIVE", 0.02)
+    monkeypatch.setattr(sink_server, "PONG_INTERVAL_S", 0.02)
     flow = outside(sink, timeout=0.4)
     writer = opened(flow)
     writer.write([1])

@@ -224,7 +224,7 @@ def test_all_nodes_wait_equally_long_for_a_leader_whatever_their_files_say(tmp_p
                 assert member.consensus.settings.election == settled
                 await until(lambda m=member: m.metadata.seconds("election") == settled)  # type: ignore[misc]
             code, text = await refused(client, "cluster_settings", change={"election": 5})
-            assert (code, "settled" in text) == ("BAD_SETTINGS", True)
+            assert (code, "fixed" in text) == ("BAD_SETTINGS", True)
         finally:
             await cluster.close()
 
@@ -260,7 +260,7 @@ def test_drift_between_a_file_and_the_cluster_is_told_by_every_node(tmp_path: Pa
 def test_a_replica_that_gets_nothing_is_behind_and_one_that_follows_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarms, "LONG", 1.0)
+    monkeypatch.setattr(alarms, "ALARM_DELAY_S", 1.0)
 
     async def main() -> None:
         async with clustered(tmp_path) as cluster:

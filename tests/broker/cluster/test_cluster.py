@@ -434,7 +434,7 @@ def test_who_is_not_let_in_says_what_it_was_told(tmp_path: Path) -> None:
             await other.start("n1", discovery=where, bootstrap_expect=0, secret=bytes(32))
             joining = other.member("n1").joining
             try:
-                await until(lambda: "the secret is not the one" in joining.status)
+                await until(lambda: "the secret is wrong" in joining.status)
                 assert joining.status.startswith("no cluster has let this node in yet (127.0.0.1:")
             finally:
                 await other.stop("n1")

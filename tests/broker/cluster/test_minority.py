@@ -83,7 +83,7 @@ def test_the_streams_it_has_copies_of_are_listed(tmp_path: Path, again: bool) ->
             status = await client.admin("cluster", DEADLINE)
             assert status["streams"] == 1
             assert status["is_known"] is not again
-            assert ("are not known" in shown(cluster_view.status(status))) is again
+            assert ("are unknown" in shown(cluster_view.status(status))) is again
             assert "LEFT_ALONE" not in {one["code"] for one in status["alarms"]}
 
     run(main(), deadline=4 * DEADLINE)

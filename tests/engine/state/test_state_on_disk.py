@@ -98,7 +98,7 @@ def test_results_are_the_same(seed: int, rescale: bool) -> None:
 def test_how_state_is_kept_is_said_when_the_flow_is_made() -> None:
     assert make("memory").state is None
     assert make("disk").state == OnDisk()
-    with pytest.raises(FlowError, match="'memory', on 'disk'"):
+    with pytest.raises(FlowError, match="'memory', 'disk' or an OnDisk"):
         make("tape")
 
 

@@ -193,9 +193,9 @@ def try_out(seed: int, patch: pytest.MonkeyPatch, saving: bool = False, **option
     chance = random.Random(seed)
     patch.setattr(stage, "CHUNK_KEYS", chance.choice([10, 30, 1000]))
     patch.setattr(stage, "MIN_CHUNK_KEYS", chance.choice([1, 50]))
-    patch.setattr(keyed, "BLOCK", chance.choice([1, 5, 2048]))
-    patch.setattr(stateless, "ENOUGH", chance.choice([1, 20, 1000]))
-    patch.setattr(changes, "BLOCK", chance.choice([1, 5, 500]))
+    patch.setattr(keyed, "BLOCK_KEYS", chance.choice([1, 5, 2048]))
+    patch.setattr(stateless, "KEYED_BATCH_ROWS", chance.choice([1, 20, 1000]))
+    patch.setattr(changes, "BLOCK_KEYS", chance.choice([1, 5, 500]))
     Trial(seed, saving, **options).run()
 
 
