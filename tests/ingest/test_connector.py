@@ -247,7 +247,9 @@ def test_flows_that_cannot_be_are_refused(tmp_path: Path) -> None:
         flow.source(Connectors("same"), name=name).sink(Collect(), name=f"{name} out")
     with pytest.raises(FlowError, match=r"two Connectors\('same'\) in this flow"):
         flow.plan()
-    with pytest.raises(JobError, match=r"Connectors\('feed'\) acknowledges records once a snapshot holds them"):
+    with pytest.raises(
+        JobError, match=r"Connectors\('feed'\) acknowledges records once a snapshot holds them"
+    ):
         run(fed_flow(tmp_path), 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from railgun.broker.protocol.producers.producer import Intent, Producer
 from railgun.broker.protocol.producers.registry import Producers
+from verification.mutation import Verdict, registrar, verdict_of
 from verification.producers.model import Habits
 from verification.producers.query_model import Case, explore
 
@@ -36,22 +37,13 @@ MUTANTS: dict[str, tuple[Habits, Case]] = {
 
 def mutant(case: Case) -> Callable[[Kind], Kind]:
     """Register a mutant under the first line of its docstring."""
-
-    def register(kind: Kind) -> Kind:
-        assert kind.__doc__ is not None
-        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = Habits(producers=kind), case
-        return kind
-
-    return register
+    return registrar(MUTANTS, lambda kind: (Habits(producers=kind), case))
 
 
-def hunt(name: str) -> tuple[str, str, str]:
+def hunt(name: str) -> Verdict:
     """Explore a mutant; return its name, how it was caught (empty if it was not), and the violation."""
     habits, case = MUTANTS[name]
-    exploration = explore(case, habits, limit=60_000, shortest=True)
-    if exploration.violation is None:
-        return name, "", ""
-    return name, f"explorer, {len(exploration.story)} steps", str(exploration.violation)
+    return verdict_of(name, explore(case, habits, limit=60_000, shortest=True))
 
 
 class _Forgetful(Producers):
