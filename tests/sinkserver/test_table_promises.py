@@ -322,8 +322,8 @@ def test_values_that_cannot_be_there_as_they_are_are_bad_records(
         (b'{"j": "\\ud800"}', "j", "surrogates"),
         (b'{"j": {"a": ["\\ud800"]}}', "j", "surrogates"),
         (b'{"j": [NaN]}', "j", "not JSON compliant"),
-        (b'{"j": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", None, "goes too deep|stack depth"),
-        (b'{"r": 9007199254740993}', "r", "a number that is the same as a real"),
+        (b'{"j": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", None, "nested too deeply|stack depth"),
+        (b'{"r": 9007199254740993}', "r", "a number that a real can hold exactly"),
     ]
     for record, column, why in bad:
         with pytest.raises(BadRecordError, match=why) as caught:

@@ -17,10 +17,10 @@ from verification.mutation import mutant_name
 from verification.rescale.model import Violation
 
 NAMED = {
-    "A stream is released at close, with what was acknowledged last": "holds [0]",
-    "A stream is released at close, with what was seen last": "holds []",
-    "The registry takes what is of an older generation": "no way leads to",
-    "The registry takes what is of an older generation, and asks for the worker's name, not for its process": (
+    "A stream is released at close, with the last acknowledged position": "holds [0]",
+    "A stream is released at close, with the last seen position": "holds []",
+    "The registry accepts messages of an older generation": "no way leads to",
+    "The registry accepts messages of an older generation: it checks the worker's name, not its process": (
         "up to -1, and holds [0]"
     ),
     "A grant that comes after its session died is not given back": "no way leads to",

@@ -28,6 +28,7 @@ from tests.broker.running import node, refused, run, stored, take
 from verification.faults.shim import Control, Orders, ShimDisk
 from verification.log_disk import LogDisk
 
+from railgun.broker.cluster.errors import ClusterError
 from railgun.broker.errors import LogFailedError, NoSpaceError, StorageError, storage_error
 from railgun.broker.log.disk import NodeDisk
 from railgun.broker.log.log import LogConfig, StreamLog
@@ -464,6 +465,35 @@ def test_publishers_see_no_error_when_a_master_cannot_write_and_another_node_can
                 assert mine == [b"%d-%d" % (who, n) for n in range(len(mine))]
 
     run(main(), deadline=5 * DEADLINE)
+
+
+def test_a_leader_that_answers_late_is_no_reason_to_refuse_a_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the leader may not say in time whether another node can be master."""
+
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            _, master = await cluster.serving("orders")
+            client = await cluster.client(master)
+            regions = cluster.member(master).regions
+            hand_over, late = regions.hand_over, [3]
+
+            async def slowly(region: str) -> bool:
+                if late[0]:
+                    late[0] -= 1
+                    raise ClusterError("DEADLINE", "the leader did not answer within 2 s")
+                return await hand_over(region)
+
+            monkeypatch.setattr(regions, "hand_over", slowly)
+            controls[master]._orders = Orders(refuse=errno.ENOSPC)
+            await client.publish("orders", b"1", timeout=DEADLINE)
+            assert late[0] < 3
+            assert cluster.master() != master
+
+    run(main(), deadline=4 * DEADLINE)
 
 
 def test_when_nobody_can_write_there_is_an_alarm_and_then_it_goes_on(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ class Governing:
         """Give all regions of a node to others, as the leader. Return the regions that moved and those that did not."""
         member = self._member
         consensus = self._check_leads()
-        moved, kept = [], []
+        moved, kept, failed = [], [], []
         for name, region in list(member.metadata.regions.items()):
             if region.master != node:
                 continue
@@ -347,13 +347,19 @@ class Governing:
                 moved.append(name)
             except RailgunError as error:
                 _LOG.warning("region %r is not handed over: %s", name, error)
-                kept.append(name)
-        return {"moved": moved, "kept": kept}
+                failed.append(name)
+        return {"moved": moved, "kept": kept, "failed": failed}
 
     async def give_way(self, region: str) -> bool:
-        """Hand a region, and all others of this node, over to other nodes. Return whether `region` was taken."""
+        """Hand a region, and all others of this node, over to other nodes.
+
+        Return False if no other node can be the master of `region`. Raise `ClusterError` or another `RailgunError` if
+        it could not be handed over now, though another node may be able to.
+        """
         member = self._member
         outcome = await self._call_leader("hand_over", {"node": member.me}, GIVE_WAY_S)
+        if region in outcome.get("failed", ()):
+            raise ClusterError("NOT_MOVED", f"region {region!r} could not be moved now")
         return region not in outcome["kept"]
 
     # ------------------------------------------------------------ an orderly end

@@ -16,7 +16,8 @@ Rules:
    handover. So another node may follow at once, without waiting for a lease to end; if none does, this node has to
    begin `anew`.
 7. A master that cannot write gives way at once (`give_way`): it asks the leader to hand over, and does so again every
-   `RETRY_S` seconds while it is master and in trouble. Publishes that could not be stored wait for the answer.
+   `RETRY_S` seconds while it is master and in trouble. Publishes that could not be stored wait for the answer. They
+   are refused when no other node can follow; a leader that answers late, on a busy machine, is no reason to refuse.
 8. The standing of a stream that a replica does not have yet is sent when it has it (`Stands`); a standing of a stream
    that is unknown to the master is kept until it is known.
 """
@@ -62,6 +63,10 @@ polls are rarer, and a slow answer is no sign of a fault there."""
 LAST_ACKS_S: Final = 0.4  # for consumers to send their last acks, before that
 POLL_S: Final = 0.002
 RETRY_S: Final = 0.5
+UNDECIDED_S: Final = 8.0
+"""Seconds that publishers wait at a master that cannot write while nobody says whether another node can follow."""
+LEADERLESS: Final = ("NO_LEADER", "NO_MASTER")
+"""Codes that say that no other node can be made master now."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -173,13 +178,15 @@ class Region:
     async def _give_way(self) -> None:
         """Ask for another master until there is one, or this node can write again."""
         try:
+            give_up_at = time.monotonic() + UNDECIDED_S
             while self.led and self.trouble and not self.regions.closed:
-                moved = False
                 try:
-                    moved = await self.regions.hand_over(self.name)
+                    may_move = await self.regions.hand_over(self.name)
                 except RailgunError as error:
                     _LOG.warning("region %r is not handed over: %s", self.name, error)
-                if not moved:
+                    leaderless = getattr(error, "code", "") in LEADERLESS
+                    may_move = not leaderless and time.monotonic() < give_up_at
+                if not may_move:
                     self.has_no_heir = bool(self.led)
                     for copy in list(self.streams.values()):
                         copy.stay()
