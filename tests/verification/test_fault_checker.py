@@ -232,6 +232,11 @@ BAD: dict[str, tuple[Kind, list[Record]]] = {
         "stranded",
         frozen(put("b", 1, 11.0, client="p1", acks="all", end=22.1), refused("c", 12.0, client="p1")),
     ),
+    "two that it tries fail, and the next one waits for all replicas": (
+        "stranded",
+        frozen(refused("b", 10.1, client="p1", end=12.0), refused("c", 12.1, client="p1", end=14.0),
+               put("d", 1, 14.1, client="p1", acks="all", end=22.1)),
+    ),
     "one publish that ends after the thaw": (
         "stranded",
         frozen(put("b", 1, 11.0, client="p1", end=22.1)),

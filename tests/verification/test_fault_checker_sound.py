@@ -191,6 +191,10 @@ GOOD: dict[str, list[Record]] = {
         got("b", 1, 13.0, "r1"),
         only("b", 1, 13.0, "x2", epoch=2),
     ),
+    "a publisher loses one publish, and waits for all replicas with the next": frozen(
+        refused("b", 10.1, client="p1", end=12.3),
+        put("c", 2, 12.4, client="p1", acks="all", end=22.2),
+    ),
     "a restart without an error": restarted(put("a", 0, 11.0), put("b", 1, 12.0, id="i")),
     "an error before and after a restart": restarted(refused("a", 5.0), refused("b", 31.0)),
     "a restart beside another fault": restarted(

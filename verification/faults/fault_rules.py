@@ -63,7 +63,9 @@ def check_faults(records: Sequence[Record], findings: Findings) -> None:
         if not _alone(blow, blows):
             continue
         if blow.fault == "freeze" and blow.end - blow.struck >= LONG_FREEZE_S:
-            held = {p.client for p in every if p.acks == "all" and p.begin < blow.end <= p.end}
+            held = {
+                p.client: p.begin for p in every if p.acks == "all" and p.begin < blow.end <= p.end
+            }
             _check_freeze(blow, publishes, held, deliveries, findings)
         elif blow.fault == "rolling":
             _check_restart(blow, publishes, meta.patience_s, findings)
@@ -140,11 +142,11 @@ def _check_restart(
 def _check_freeze(
     blow: Blown,
     publishes: Sequence[Publish],
-    held: set[str],
+    held: dict[str, float],
     deliveries: Sequence[Delivery],
     findings: Findings,
 ) -> None:
-    """Judge clients of a frozen node; `held`: those whose publish waits for all replicas until the thaw."""
+    """Judge clients of a frozen node; `held`: since when a publish of a client waits for all replicas, until the thaw."""
     during = [
         publish for publish in publishes if blow.struck < publish.begin and publish.end < blow.end
     ]
@@ -162,7 +164,7 @@ def _check_publishers(
     blow: Blown,
     publishes: Sequence[Publish],
     during: Sequence[Publish],
-    held: set[str],
+    held: dict[str, float],
     findings: Findings,
 ) -> None:
     working = {
@@ -172,8 +174,9 @@ def _check_publishers(
     }
     for client in sorted(working & set(blow.clients)):
         own = [publish for publish in during if publish.client == client]
-        if not own and client in held:
-            continue  # the publisher had no chance to publish anything else
+        lost = {publish.begin for publish in own}
+        if client in held and len(lost) <= 1 and all(begin < held[client] for begin in lost):
+            continue  # it had no chance to publish anything else; one publish may be lost with the frozen node
         where = f"{client}, connected to {', '.join(blow.nodes)} when it froze,"
         if not any(publish.outcome == "ok" for publish in own):
             findings.add("stranded", f"{where} published nothing before the thaw", blow, *own[:3])
