@@ -146,7 +146,7 @@ def _check_freeze(
     deliveries: Sequence[Delivery],
     findings: Findings,
 ) -> None:
-    """Judge clients of a frozen node; `held`: since when a publish of a client waits for all replicas, until the thaw."""
+    """Judge clients of a frozen node; `held`: since when a publish of each waits for all replicas, until the thaw."""
     during = [
         publish for publish in publishes if blow.struck < publish.begin and publish.end < blow.end
     ]
