@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any, Final
 
 from railgun.errors import ExitCode, RailgunError
@@ -39,15 +38,6 @@ def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable
     return load
 
 
-def optional_import(module: str) -> ModuleType:
-    """Import a module of an extra.
-
-    Raise `MissingExtraError`, which names the extra, if its package is not installed.
-    """
-    need_extra(module.partition(".")[0])
-    return importlib.import_module(module)
-
-
 def need_extra(package: str) -> None:
     """Raise `MissingExtraError` if a package of an extra is not installed; do not import it."""
     if importlib.util.find_spec(package) is None:
@@ -67,6 +57,7 @@ class LazyModule:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(optional_import(self._module), name)
+        need_extra(self._module.partition(".")[0])
+        value = getattr(importlib.import_module(self._module), name)
         setattr(self, name, value)
         return value

@@ -7,10 +7,11 @@ names of running jobs.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Final
 
 from railgun.cli.commands import ALL
-from railgun.cli.errors import DONE, CommandError
+from railgun.cli.errors import DONE
 from railgun.cli.output import Output
 from railgun.cli.parsing import Subcommands
 from railgun.transport.registry import Registry
@@ -46,30 +47,16 @@ HOW: Final = {
 }
 
 
-def bash(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Print the script for bash."""
-    return _print("bash")
-
-
-def zsh(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Print the script for zsh."""
-    return _print("zsh")
-
-
-def fish(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Print the script for fish."""
-    return _print("fish")
+def print_script(shell: str, options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Print the script for a shell."""
+    print(SCRIPTS[shell], end="")
+    return DONE
 
 
 def words(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Print the words that may come next, one on each line."""
     for word in candidates(options.words, registry):
         print(word)
-    return DONE
-
-
-def _print(shell: str) -> int:
-    print(SCRIPTS[shell], end="")
     return DONE
 
 
@@ -117,18 +104,15 @@ def _positional(leaf: argparse.ArgumentParser, taken: int, registry: Registry) -
         return []
     action = actions[taken]
     if action.metavar == "NAME" and action.dest == "name":
-        try:
-            return [job.name for job in registry.jobs()]
-        except CommandError:
-            return []
+        return [job.name for job in registry.jobs()]
     return [str(choice) for choice in action.choices or ()]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a command for each shell."""
     commands = Subcommands(parser)
-    for execute in (bash, zsh, fish):
-        commands.add(execute.__name__, execute, HOW[execute.__name__])
+    for shell in SCRIPTS:
+        commands.add(shell, partial(print_script, shell), HOW[shell])
     command = commands.add("words", words, "print the words that may come next, for these scripts")
     command.add_argument(
         "words", metavar="WORD", nargs="*", help="the words typed so far, after --"
